@@ -42,10 +42,11 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     const int group = a.heads / a.kv_heads, parts = (group + 7) / 8;
     const int kv_head = blockIdx.y / parts, head0 = kv_head * group + (blockIdx.y % parts) * 8;
     const int heads = min(8, (kv_head + 1) * group - head0);
-    const int row = blockIdx.z, split = blockIdx.x;
+    const int split = blockIdx.x;
 
     pdl_trigger();
     pdl_wait();
+    const int row = a.row_list ? a.row_list[blockIdx.z] : (int)blockIdx.z;
     const int pos = a.positions[row];
     if (pos < 0) return;
     const int lo = a.window && pos + 1 > (int)a.window ? pos + 1 - (int)a.window : 0;
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     if (q == 0) sh.m[warp][r] = m, sh.l[warp][r] = l;
     __syncthreads();
 
-    const uint64_t part0 = ((uint64_t)row * a.heads + head0) * scratch.splits_max;
+    const uint64_t part0 = ((uint64_t)blockIdx.z * a.heads + head0) * scratch.splits_max;
     for (int e = threadIdx.x; e < heads * (D / 4); e += WARPS * 32) {
         const int h = e / (D / 4), d = e % (D / 4) * 4;
         const float M = fmaxf(fmaxf(sh.m[0][h], sh.m[1][h]), fmaxf(sh.m[2][h], sh.m[3][h]));
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        uint32_t *counter = scratch.counters + (uint64_t)row * a.heads + blockIdx.y;
+        uint32_t *counter = scratch.counters + (uint64_t)blockIdx.z * a.heads + blockIdx.y;
         sh.last = atomicAdd(counter, 1) == (uint32_t)splits - 1;
         if (sh.last) *counter = 0; /* for the next launch */
     }

@@ -193,28 +193,34 @@ __global__ void rope_table_kernel(const float *inv_freq, uint32_t half_dim, uint
     const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (uint64_t)half_dim * positions) return;
     double s, c;
-    sincos((double)(i / half_dim) * (double)inv_freq[i % half_dim], &s, &c);
-    out[i] = make_float2((float)(c * scale), (float)(s * scale));
+    sincos((double)((float)(i / half_dim) * inv_freq[i % half_dim]), &s, &c);
+    out[i] = make_float2((float)c * scale, (float)s * scale);
 }
 
-__device__ __forceinline__ uint32_t hash32(uint64_t v) /* splitmix64's finisher */
+__device__ __forceinline__ uint64_t mix64(uint64_t x) /* base/hash.h, hash_mix64 */
 {
-    v = (v ^ (v >> 30)) * 0xbf58476d1ce4e5b9ull;
-    v = (v ^ (v >> 27)) * 0x94d049bb133111ebull;
-    return (uint32_t)((v ^ (v >> 31)) >> 16);
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdull;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ull;
+    return x ^ (x >> 33);
 }
 
+/* The values of device/dummy_weights.c: the CPU and this device run the same made-up model. */
 template <typename T>
-__global__ void random_kernel(T *out, uint64_t stride, uint32_t rows, uint32_t cols, uint32_t first,
-                              uint32_t step, uint64_t seed, float amplitude)
+__global__ void dummy_kernel(T *out, uint64_t stride, uint32_t rows, uint32_t cols, const uint32_t *map,
+                             uint64_t seed)
 {
     pdl_trigger();
     pdl_wait();
-    const uint64_t n = (uint64_t)rows * cols, stride_t = (uint64_t)gridDim.x * blockDim.x;
-    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride_t) {
-        const uint32_t r = i / cols, c = i % cols;
-        const float u = hash32(seed + 0x9e3779b97f4a7c15ull * (i + 1)) * 0x1p-32f;
-        out[(first + (uint64_t)r * step) * stride + c] = from_float<T>((2.f * u - 1.f) * amplitude);
+    const double size = sqrt(3.0 / cols);
+    for (uint32_t r = blockIdx.x; r < rows; r += gridDim.x) {
+        const uint64_t row_seed = mix64(seed ^ mix64((uint64_t)r + 0x9e3779b97f4a7c15ull));
+        T *to = out + (uint64_t)map[r] * stride;
+        for (uint32_t c = threadIdx.x; c < cols; c += blockDim.x) {
+            const double unit = (double)(mix64(row_seed + c) >> 11) * 0x1p-52 - 1;
+            to[c] = from_float<T>((float)(unit * size));
+        }
     }
 }
 
@@ -288,12 +294,11 @@ cudaError_t rope_table(const struct kernel_context *ctx, const float *inv_freq, 
                   half_dim, positions, scale, out);
 }
 
-cudaError_t fill_random(const struct kernel_context *ctx, void *out, uint64_t stride, uint32_t rows,
-                        uint32_t cols, uint32_t first, uint32_t step, uint64_t seed, float amplitude)
+cudaError_t fill_dummy(const struct kernel_context *ctx, void *out, uint64_t stride, uint32_t rows,
+                       uint32_t cols, const uint32_t *map, uint64_t seed)
 {
-    const dim3 grid(ctx->sm_count * 8), block(256);
-    DISPATCH(ctx, launch(ctx, random_kernel<T>, grid, block, 0, (T *)out, stride, rows, cols, first,
-                         step, seed, amplitude));
+    const dim3 grid(ctx->sm_count * 16), block(256);
+    DISPATCH(ctx, launch(ctx, dummy_kernel<T>, grid, block, 0, (T *)out, stride, rows, cols, map, seed));
 }
 
 cudaError_t fill_words(const struct kernel_context *ctx, void *out, uint64_t words, uint32_t pattern)

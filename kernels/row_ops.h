@@ -76,14 +76,14 @@ cudaError_t rope_kv(const struct kernel_context *ctx, const struct rope_kv_args 
 /* cap * tanh(v / cap) over n floats. */
 cudaError_t softcap_logits(const struct kernel_context *ctx, float *v, uint64_t n, float cap);
 
-/* rope[pos, i] = (cos, sin)(pos * inv_freq[i]) * scale, angles in float64. */
+/* rope[pos, i] = (cos, sin)(pos * inv_freq[i]) * scale, angles are float32 products, as device/cpu has them. */
 cudaError_t rope_table(const struct kernel_context *ctx, const float *inv_freq, uint32_t half_dim,
                        uint32_t positions, float scale, float2 *out);
 
-/* Seeded values uniform in +-amplitude: element (row, col) depends on the seed, row and col alone. Row r of the matrix goes to
- * row first + r * step of out [., stride] T. */
-cudaError_t fill_random(const struct kernel_context *ctx, void *out, uint64_t stride, uint32_t rows,
-                        uint32_t cols, uint32_t first, uint32_t step, uint64_t seed, float amplitude);
+/* Made-up weights, the values of device/dummy_weights.c rounded to T: row r of the matrix goes to row map[r] of
+ * out [., stride]. map: device, [rows]. */
+cudaError_t fill_dummy(const struct kernel_context *ctx, void *out, uint64_t stride, uint32_t rows,
+                       uint32_t cols, const uint32_t *map, uint64_t seed);
 
 /* 32-bit words of memory set to `pattern` (tests poison outputs and scratch with NaN patterns). */
 cudaError_t fill_words(const struct kernel_context *ctx, void *out, uint64_t words, uint32_t pattern);
