@@ -23,9 +23,9 @@ struct linear_kernel {
 };
 
 /* Two rows of x against four of W: eight running sums stay in registers. */
-static inline __attribute__((always_inline)) void
-run_rows(const float *w, const float *x, uint64_t x_stride, uint32_t rows, uint32_t n,
-         lanes (*acc)[ROW_BLOCK])
+static inline __attribute__((always_inline)) void run_rows(const float *w, const float *x,
+                                                           uint64_t x_stride, uint32_t rows,
+                                                           uint32_t n, lanes (*acc)[ROW_BLOCK])
 {
     uint32_t r = 0;
 
