@@ -74,26 +74,27 @@ FORCE_INLINE void phase_dots(const int8_t *q, size_t stride, const int8_t *w, ui
     if (blocks > 3) _tile_stored(3, dots[3], 64);
 }
 
-/* Where the scales of 16 rows lie: row r's at base + r * stride (in floats). */
-struct row_scales {
-    const float *dx, *sx;
-    size_t stride;
-};
-
-FORCE_INLINE void phase_add(bool has_min, const struct span *s, uint32_t b, uint32_t blocks,
-                            const struct row_scales *x, uint32_t first,
-                            int32_t (*dots)[AMX_ROWS][LANES], __m512 acc[AMX_ROWS])
+/* x: the struct q8_block of row 0 and block b, rows `stride` bytes apart. Four rows to a base pointer: sixteen pointers
+ * would not fit the registers. */
+FORCE_INLINE void phase_add(bool has_min, const struct span *s, uint32_t b, const uint32_t blocks,
+                            const uint8_t *x, size_t stride, int32_t (*dots)[AMX_ROWS][LANES],
+                            __m512 acc[AMX_ROWS])
 {
+    const uint8_t *base[4] = {x, x + 4 * stride, x + 8 * stride, x + 12 * stride};
+
     for (uint32_t i = 0; i < blocks; i++) {
         const __m512 d = _mm512_load_ps(s->d[b + i]), m = _mm512_load_ps(s->m[b + i]);
-        const float *dx = x->dx + first + b + i, *sx = x->sx + first + b + i;
 #pragma GCC unroll 16
         for (uint32_t r = 0; r < AMX_ROWS; r++) {
+            const struct q8_block *block =
+                (const struct q8_block *)(const void *)(base[r / 4] + r % 4 * stride);
             __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots[i][r]));
-            __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(dx[r * x->stride]));
+            __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(block->dx));
             acc[r] = _mm512_fmadd_ps(dot, scale, acc[r]);
-            if (has_min) acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(sx[r * x->stride]), acc[r]);
+            if (has_min) acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(block->sx), acc[r]);
         }
+        for (int j = 0; j < 4; j++)
+            base[j] += sizeof(struct q8_block);
     }
 }
 
@@ -103,10 +104,9 @@ FORCE_INLINE void span_rows(bool has_min, struct span *s, uint32_t first, uint32
                             uint64_t y_stride, __mmask16 lanes)
 {
     const uint32_t cols = linear->weight.cols;
-    const struct q8_row x0 = q8_row(input, row, cols);
     const size_t stride = q8_row_bytes(cols);
-    const struct row_scales scales = {x0.dx, x0.sx, stride / sizeof(float)};
-    const int8_t *q = x0.q + (size_t)first * QBLOCK;
+    const int8_t *q = q8_row_q(input, row, cols) + (size_t)first * QBLOCK;
+    const uint8_t *x = (const uint8_t *)(q8_row_blocks(input, row, cols) + first);
     __m512 acc[AMX_ROWS];
     uint32_t turn = 0;
 
@@ -120,8 +120,11 @@ FORCE_INLINE void span_rows(bool has_min, struct span *s, uint32_t first, uint32
         if (next < blocks)
             phase_dots(q + (size_t)next * QBLOCK, stride, s->w[next][0], blocks - next,
                        s->dots[turn ^ 1]);
-        phase_add(has_min, s, b, count < PHASE_BLOCKS ? count : PHASE_BLOCKS, &scales, first,
-                  s->dots[turn], acc);
+        if (count >= PHASE_BLOCKS)
+            phase_add(has_min, s, b, PHASE_BLOCKS, x, stride, s->dots[turn], acc);
+        else
+            phase_add(has_min, s, b, count, x, stride, s->dots[turn], acc);
+        x += PHASE_BLOCKS * sizeof(struct q8_block);
     }
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < AMX_ROWS; r++)

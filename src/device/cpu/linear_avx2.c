@@ -244,18 +244,17 @@ FORCE_INLINE __m256 add_part(bool with_min, __m256 acc, __m256i dot, __m256 d, _
 }
 
 FORCE_INLINE __m256 add_block(enum dtype dtype, __m256 acc, const struct half_block *w,
-                              const struct q8_row *x, uint32_t b)
+                              const int8_t *q, const struct q8_block *x)
 {
     const int zero = zero_of(dtype);
     const bool with_min = has_min(dtype);
-    const int8_t *q = x->q + (size_t)b * QBLOCK;
-    const float dx = x->dx[b];
+    const float dx = x->dx;
 
     if (part_count(dtype) == 1) {
-        __m256i dot = dot_groups(dtype, zero_start(x->off[b], zero), w->u, q, 8);
-        return add_part(with_min, acc, dot, w->d[0], w->m[0], dx, x->sx[b]);
+        __m256i dot = dot_groups(dtype, zero_start(x->off, zero), w->u, q, 8);
+        return add_part(with_min, acc, dot, w->d[0], w->m[0], dx, x->sx);
     }
-    int32_t low = x->off_low[b], high = x->off[b] - low;
+    int32_t low = x->off_low, high = x->off - low;
     __m256i dot = dot_groups(dtype, zero_start(low, zero), w->u, q, 4);
     acc = add_part(with_min, acc, dot, w->d[0], w->m[0], dx, dx * (float)(low / -128));
     dot = dot_groups(dtype, zero_start(high, zero), w->u + 4, q + 16, 4);
@@ -272,19 +271,19 @@ FORCE_INLINE void quant_rows(enum dtype dtype, const struct linear *linear, cons
         (const uint8_t *)linear->packed + tile * quant_tile_bytes(layout, blocks);
     const uint8_t *quants = scales + quant_scales_bytes(layout, blocks);
     const __m256i lanes = half_mask(linear, tile, half);
-    struct q8_row x[ROWS_MAX];
+    const int8_t *q = q8_row_q(input, row, cols);
+    const size_t x_stride = q8_row_bytes(cols);
     __m256 acc[ROWS_MAX];
 
-    for (uint32_t r = 0; r < count; r++) {
-        x[r] = q8_row(input, row + r, cols);
+    for (uint32_t r = 0; r < count; r++)
         acc[r] = _mm256_setzero_ps();
-    }
     for (uint32_t b = 0; b < blocks; b++, quants += layout->quant_bytes) {
         struct half_block w = {0};
         load_codes(dtype, quants, half, w.u);
         load_scales(dtype, scales, layout->scale_bytes, b, half, &w);
         for (uint32_t r = 0; r < count; r++)
-            acc[r] = add_block(dtype, acc[r], &w, &x[r], b);
+            acc[r] = add_block(dtype, acc[r], &w, q + r * x_stride + b * QBLOCK,
+                               (const struct q8_block *)(const void *)(q + r * x_stride + cols) + b);
     }
     for (uint32_t r = 0; r < count; r++)
         _mm256_maskstore_ps(y + (row + r) * y_stride + (size_t)tile * LANES + half * HALF, lanes,
@@ -475,8 +474,7 @@ FORCE_INLINE int32_t sum_8(__m256i v)
     return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
 
-static bool quantise_block(const float *x, int8_t *q, float *dx, float *sx, int32_t *off,
-                           int32_t *off_low)
+static bool quantise_block(const float *x, int8_t *q, struct q8_block *block)
 {
     const __m256i abs_mask = _mm256_set1_epi32(0x7fffffff);
     __m256i largest_bits = _mm256_setzero_si256(), v[4];
@@ -497,21 +495,16 @@ static bool quantise_block(const float *x, int8_t *q, float *dx, float *sx, int3
         _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)(void *)q, bytes);
-    *dx = largest / 127.0f;
-    *sx = *dx * (float)(low + high);
-    *off = -128 * (low + high);
-    *off_low = -128 * low;
+    const float dx = largest / 127.0f;
+    *block = (struct q8_block){dx, dx * (float)(low + high), -128 * (low + high), -128 * low};
     return true;
 }
 
 void quantise_row_avx2(const float *x, uint32_t cols, void *row)
 {
-    const struct q8_row r = q8_row(row, 0, cols);
-    int8_t *q = (int8_t *)row;
-    float *dx = (float *)r.dx, *sx = (float *)r.sx;
-    int32_t *off = (int32_t *)r.off, *off_low = (int32_t *)r.off_low;
+    int8_t *q = row;
+    struct q8_block *block = (struct q8_block *)(void *)(q + cols);
 
     for (uint32_t b = 0; b < cols / QBLOCK; b++, q += QBLOCK, x += QBLOCK)
-        if (!quantise_block(x, q, dx + b, sx + b, off + b, off_low + b))
-            quantise_block_generic(x, q, dx + b, sx + b, off + b, off_low + b);
+        if (!quantise_block(x, q, &block[b])) quantise_block_generic(x, q, &block[b]);
 }

@@ -149,8 +149,7 @@ FORCE_INLINE int32_t sum_16(__m512i v)
     return _mm512_reduce_add_epi32(v);
 }
 
-static bool quantise_block(const float *x, int8_t *q, float *dx, float *sx, int32_t *off,
-                           int32_t *off_low)
+static bool quantise_block(const float *x, int8_t *q, struct q8_block *block)
 {
     const __m512i abs_mask = _mm512_set1_epi32(0x7fffffff);
     __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
@@ -167,21 +166,16 @@ static bool quantise_block(const float *x, int8_t *q, float *dx, float *sx, int3
     int32_t low = sum_16(q0), high = sum_16(q1);
     _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(q0));
     _mm_storeu_si128((__m128i *)(void *)(q + 16), _mm512_cvtepi32_epi8(q1));
-    *dx = largest / 127.0f;
-    *sx = *dx * (float)(low + high);
-    *off = -128 * (low + high);
-    *off_low = -128 * low;
+    const float dx = largest / 127.0f;
+    *block = (struct q8_block){dx, dx * (float)(low + high), -128 * (low + high), -128 * low};
     return true;
 }
 
 void quantise_row_avx512(const float *x, uint32_t cols, void *row)
 {
-    const struct q8_row r = q8_row(row, 0, cols);
-    int8_t *q = (int8_t *)row;
-    float *dx = (float *)r.dx, *sx = (float *)r.sx;
-    int32_t *off = (int32_t *)r.off, *off_low = (int32_t *)r.off_low;
+    int8_t *q = row;
+    struct q8_block *block = (struct q8_block *)(void *)(q + cols);
 
     for (uint32_t b = 0; b < cols / QBLOCK; b++, q += QBLOCK, x += QBLOCK)
-        if (!quantise_block(x, q, dx + b, sx + b, off + b, off_low + b))
-            quantise_block_generic(x, q, dx + b, sx + b, off + b, off_low + b);
+        if (!quantise_block(x, q, &block[b])) quantise_block_generic(x, q, &block[b]);
 }

@@ -21,36 +21,33 @@ static uint32_t largest_magnitude_bits(const float *x)
 }
 
 /* dx = max|x| / 127; a block below 1e-30 is 0, one with NaN or infinity makes dx and sx NaN. */
-void quantise_block_generic(const float *x, int8_t *q, float *dx, float *sx, int32_t *off,
-                            int32_t *off_low)
+void quantise_block_generic(const float *x, int8_t *q, struct q8_block *block)
 {
     uint32_t bits = largest_magnitude_bits(x);
-    float largest, scale = 0;
+    float largest, scale = 0, dx = 0;
     int32_t sum[2] = {0, 0};
 
     memcpy(&largest, &bits, 4);
-    *dx = 0;
     if (bits >= 0x7f800000u) {
-        *dx = NAN;
+        dx = NAN;
     } else if (largest >= 1e-30f) {
-        *dx = largest / 127.0f;
+        dx = largest / 127.0f;
         scale = 127.0f / largest;
     }
     for (int k = 0; k < QBLOCK; k++) {
         q[k] = scale > 0 ? (int8_t)lrintf(x[k] * scale) : 0;
         sum[k / 16] += q[k];
     }
-    *sx = *dx * (float)(sum[0] + sum[1]);
-    *off = -128 * (sum[0] + sum[1]);
-    *off_low = -128 * sum[0];
+    *block = (struct q8_block){dx, dx * (float)(sum[0] + sum[1]), -128 * (sum[0] + sum[1]),
+                               -128 * sum[0]};
 }
 
 void quantise_row_generic(const float *x, uint32_t cols, void *row)
 {
-    struct q8_row r = q8_row(row, 0, cols);
+    int8_t *q = row;
+    struct q8_block *block = (struct q8_block *)(void *)(q + cols);
     for (uint32_t b = 0; b < cols / QBLOCK; b++)
-        quantise_block_generic(x + b * QBLOCK, (int8_t *)r.q + b * QBLOCK, (float *)r.dx + b,
-                               (float *)r.sx + b, (int32_t *)r.off + b, (int32_t *)r.off_low + b);
+        quantise_block_generic(x + b * QBLOCK, q + b * QBLOCK, &block[b]);
 }
 
 /* --- quantised weights, int8 activations --- */
@@ -67,21 +64,21 @@ static int32_t part_dot(const struct quant_block *w, const int8_t *q, uint32_t l
 }
 
 /* sx of a part: of a half block it is made from the sum of the half. */
-static float part_sx(const struct q8_row *x, uint32_t b, uint32_t parts, uint32_t part)
+static float part_sx(const struct q8_block *x, uint32_t parts, uint32_t part)
 {
-    if (parts == 1) return x->sx[b];
-    int32_t off = part == 0 ? x->off_low[b] : x->off[b] - x->off_low[b];
-    return x->dx[b] * (float)(off / -128);
+    if (parts == 1) return x->sx;
+    int32_t off = part == 0 ? x->off_low : x->off - x->off_low;
+    return x->dx * (float)(off / -128);
 }
 
 static void block_add(const struct quant_layout *layout, const struct quant_block *w,
-                      const struct q8_row *x, uint32_t b, float acc[LANES])
+                      const int8_t *q, const struct q8_block *x, float acc[LANES])
 {
     for (uint32_t part = 0; part < w->parts; part++) {
-        float sx = part_sx(x, b, w->parts, part);
+        float sx = part_sx(x, w->parts, part);
         for (uint32_t lane = 0; lane < LANES; lane++) {
-            float dot = (float)part_dot(w, x->q + b * QBLOCK, lane, part, layout->zero);
-            acc[lane] = fmaf(dot, w->d[part][lane] * x->dx[b], acc[lane]);
+            float dot = (float)part_dot(w, q, lane, part, layout->zero);
+            acc[lane] = fmaf(dot, w->d[part][lane] * x->dx, acc[lane]);
             if (layout->has_min) acc[lane] = fmaf(w->m[part][lane], sx, acc[lane]);
         }
     }
@@ -108,10 +105,9 @@ static void quant_rows(const struct linear *linear, const void *input, uint32_t 
     memset(&w, 0, sizeof w);
     for (uint32_t b = 0; b < blocks; b++) {
         quant_block_load(linear->weight.dtype, packed, b, blocks, &w);
-        for (uint32_t r = 0; r < count; r++) {
-            struct q8_row x = q8_row(input, row + r, cols);
-            block_add(layout, &w, &x, b, acc[r]);
-        }
+        for (uint32_t r = 0; r < count; r++)
+            block_add(layout, &w, q8_row_q(input, row + r, cols) + b * QBLOCK,
+                      q8_row_blocks(input, row + r, cols) + b, acc[r]);
     }
     for (uint32_t r = 0; r < count; r++)
         memcpy(y + (row + r) * y_stride + tile * LANES, acc[r],

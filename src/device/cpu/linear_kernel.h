@@ -72,24 +72,25 @@ void quant_block_load(enum dtype dtype, const uint8_t *tile, uint32_t block, uin
 void quant_tile_pack(const struct plan_weight *weight, uint32_t tile, uint8_t *packed);
 void float_tile_pack(const struct plan_weight *weight, uint32_t tile, uint8_t *packed);
 
-/* A prepared row of int8 activations, in this order: q[cols] int8; then for each block dx, sx float, and
- * off = -128 * sum(q), off_low = the same of the first 16, int32. Rounded up to 64 bytes. */
+/* What a block of 32 int8 activations needs beside them: x ~ dx q, sx = dx sum(q), off = -128 sum(q), off_low = the same
+ * of the first 16. */
+struct q8_block {
+    float dx, sx;
+    int32_t off, off_low;
+};
+
+/* A prepared row: q[cols] int8, then a struct q8_block for each 32 of them, rounded up to 64 bytes. */
 static inline uint64_t q8_row_bytes(uint32_t cols)
 {
-    return round_up_64((uint64_t)cols + (uint64_t)(cols / QBLOCK) * 16);
+    return round_up_64((uint64_t)cols + (uint64_t)(cols / QBLOCK) * sizeof(struct q8_block));
 }
-struct q8_row {
-    const int8_t *q;
-    const float *dx, *sx;
-    const int32_t *off, *off_low;
-};
-static inline struct q8_row q8_row(const void *input, uint32_t row, uint32_t cols)
+static inline const int8_t *q8_row_q(const void *input, uint32_t row, uint32_t cols)
 {
-    const uint8_t *base = (const uint8_t *)input + row * q8_row_bytes(cols);
-    const float *dx = (const float *)(const void *)(base + cols);
-    uint32_t blocks = cols / QBLOCK;
-    const int32_t *off = (const int32_t *)(const void *)(dx + 2 * (size_t)blocks);
-    return (struct q8_row){(const int8_t *)base, dx, dx + blocks, off, off + blocks};
+    return (const int8_t *)input + row * q8_row_bytes(cols);
+}
+static inline const struct q8_block *q8_row_blocks(const void *input, uint32_t row, uint32_t cols)
+{
+    return (const struct q8_block *)(const void *)(q8_row_q(input, row, cols) + cols);
 }
 
 /* Decodes columns [col, col + count) of a tile's 16 outputs into out[k][16]; outputs past the last are 0. */
@@ -106,8 +107,7 @@ linear_run_fn *linear_vnni_quant(enum dtype dtype);
 linear_run_fn *linear_amx_quant(enum dtype dtype);
 linear_run_fn linear_generic_exact, linear_avx2_exact, linear_avx512_exact;
 
-void quantise_block_generic(const float *x, int8_t *q, float *dx, float *sx, int32_t *off,
-                            int32_t *off_low);
+void quantise_block_generic(const float *x, int8_t *q, struct q8_block *block);
 void quantise_row_generic(const float *x, uint32_t cols, void *row);
 void quantise_row_avx2(const float *x, uint32_t cols, void *row);
 void quantise_row_avx512(const float *x, uint32_t cols, void *row);

@@ -36,19 +36,17 @@ FORCE_INLINE __m512 add_part(__m512 acc, __m512i dot, __m512 d, __m512 m, float 
     return has_min ? _mm512_fmadd_ps(m, _mm512_set1_ps(sx), acc) : acc;
 }
 
-FORCE_INLINE __m512 add_block(enum dtype dtype, __m512 acc, const struct vec_block *w,
-                              const struct q8_row *x, uint32_t b)
+FORCE_INLINE __m512 add_block(enum dtype dtype, __m512 acc, const struct vec_block *w, const int8_t *q, const struct q8_block *x)
 {
     const int zero = vec_zero(dtype), parts = vec_parts(dtype);
     const bool has_min = vec_has_min(dtype);
-    const int8_t *q = x->q + (size_t)b * QBLOCK;
 
     if (parts == 1) {
-        __m512i dot = dot_groups(zero_start(x->off[b], zero), w->u, q, 8);
-        return add_part(acc, dot, w->d[0], w->m[0], x->dx[b], x->sx[b], has_min);
+        __m512i dot = dot_groups(zero_start(x->off, zero), w->u, q, 8);
+        return add_part(acc, dot, w->d[0], w->m[0], x->dx, x->sx, has_min);
     }
-    int32_t low = x->off_low[b], high = x->off[b] - low;
-    float dx = x->dx[b];
+    int32_t low = x->off_low, high = x->off - low;
+    float dx = x->dx;
     __m512i dot = dot_groups(zero_start(low, zero), w->u, q, 4);
     acc = add_part(acc, dot, w->d[0], w->m[0], dx, dx * (float)(low / -128), has_min);
     dot = dot_groups(zero_start(high, zero), w->u + 4, q + 16, 4);
@@ -62,19 +60,30 @@ FORCE_INLINE void vnni_rows(enum dtype dtype, const struct linear *linear, const
     const uint32_t cols = linear->weight.cols, blocks = cols / QBLOCK;
     const struct vec_tile t = vec_tile(dtype, linear->packed, tile, blocks);
     const __mmask16 lanes = tile_mask(linear, tile);
-    struct q8_row x[ROWS_MAX];
+    const size_t x_stride = q8_row_bytes(cols);
+    /* Four rows to a base, so that rows need no pointer each (there are not enough registers for those). */
+    const int8_t *q[ROWS_MAX / 4], *x[ROWS_MAX / 4];
     __m512 acc[ROWS_MAX];
 
-    for (uint32_t r = 0; r < count; r++) {
-        x[r] = q8_row(input, row + r, cols);
-        acc[r] = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < ROWS_MAX / 4; i++) {
+        q[i] = q8_row_q(input, row, cols) + i * 4 * x_stride;
+        x[i] = q[i] + cols;
     }
+    for (uint32_t r = 0; r < count; r++)
+        acc[r] = _mm512_setzero_ps();
     for (uint32_t b = 0; b < blocks; b++) {
         struct vec_block w;
         vec_block_load(dtype, &t, b, &w);
         vec_prefetch(dtype, &t, b);
-        for (uint32_t r = 0; r < count; r++)
-            acc[r] = add_block(dtype, acc[r], &w, &x[r], b);
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < count; r++) {
+            const void *block = x[r / 4] + r % 4 * x_stride;
+            acc[r] = add_block(dtype, acc[r], &w, q[r / 4] + r % 4 * x_stride, block);
+        }
+        for (uint32_t i = 0; i < ROWS_MAX / 4; i++) {
+            q[i] += QBLOCK;
+            x[i] += sizeof(struct q8_block);
+        }
     }
     for (uint32_t r = 0; r < count; r++)
         _mm512_mask_storeu_ps(y + (row + r) * y_stride + (size_t)tile * LANES, lanes, acc[r]);
