@@ -2,6 +2,9 @@
 #include "device/cpu/linear_kernel.h"
 
 #include <assert.h>
+#include <stdlib.h>
+
+#include "device/dummy_weights.h"
 
 static linear_run_fn *float_run(enum dtype dtype, enum cpu_isa isa)
 {
@@ -50,10 +53,17 @@ static uint32_t tile_count(const struct plan_weight *weight)
     return (weight->rows + LANES - 1) / LANES;
 }
 
+/* Made-up weights (data NULL) that would be used in place need room to be in. */
+static uint64_t made_bytes(const struct plan_weight *weight)
+{
+    return weight->data ? 0 : dtype_row_bytes(weight->dtype, weight->cols) * weight->rows;
+}
+
 uint64_t linear_packed_bytes(const struct plan_weight *weight, enum cpu_numerics numerics,
                              enum cpu_isa isa)
 {
     (void)isa; /* every instruction set reads the same layout */
+    if (weight_form(weight, numerics) == FORM_EXACT) return round_up_64(made_bytes(weight));
     return round_up_64(tile_bytes(weight, numerics) * tile_count(weight));
 }
 
@@ -61,38 +71,76 @@ void linear_init(struct linear *out, const struct plan_weight *weight, enum cpu_
                  enum cpu_isa isa, void *packed)
 {
     const int form = weight_form(weight, numerics);
+    const bool in_place = form == FORM_EXACT && weight->data;
 
     assert(isa < CPU_ISA_COUNT && isa <= cpu_isa_best());
-    assert(form == FORM_EXACT ? dtype_info(weight->dtype)->has_values : packed != NULL);
+    assert(form != FORM_EXACT || dtype_info(weight->dtype)->has_values);
+    assert(in_place || packed);
     *out = (struct linear){
         .weight = *weight,
         .numerics = numerics,
         .isa = isa,
-        .packed = form == FORM_EXACT ? weight->data : packed,
+        .packed = in_place ? weight->data : packed,
+        .row_bytes = in_place ? weight->row_stride : dtype_row_bytes(weight->dtype, weight->cols),
         .tiles = tile_count(weight),
         .tile_rows = LANES,
         .input = form == FORM_QUANT ? LINEAR_INPUT_Q8 : LINEAR_INPUT_F32,
-        .in_place = form == FORM_EXACT,
+        .in_rows = form == FORM_EXACT,
         .run = form == FORM_FLOAT   ? float_run(weight->dtype, isa)
                : form == FORM_QUANT ? quant_run(weight->dtype, isa)
                                     : exact_run(isa),
     };
 }
 
+/* made: room for one row of a weight that has no data. */
+static const void *stored_row(const struct plan_weight *weight, uint32_t row, void *made)
+{
+    if (weight->data) return (const uint8_t *)weight->data + row * weight->row_stride;
+    dummy_weight_row(weight, row, made);
+    return made;
+}
+
+static void pack_tile(const struct linear *linear, uint32_t tile, uint8_t *packed, void *made)
+{
+    const struct plan_weight *weight = &linear->weight;
+    const uint64_t bytes = tile_bytes(weight, linear->numerics);
+
+    memset(packed, 0, bytes); /* lanes past the last output stay 0 */
+    for (uint32_t lane = 0; lane < LANES && tile * LANES + lane < weight->rows; lane++) {
+        const void *row = stored_row(weight, tile * LANES + lane, made);
+        if (linear->input == LINEAR_INPUT_Q8)
+            quant_lane_pack(weight, row, lane, packed);
+        else
+            float_lane_pack(weight, row, lane, packed);
+    }
+}
+
+static void make_rows(const struct linear *linear, uint32_t tile, uint8_t *packed)
+{
+    const struct plan_weight *weight = &linear->weight;
+    for (uint32_t row = tile * LANES; row < (tile + 1) * LANES && row < weight->rows; row++)
+        dummy_weight_row(weight, row, packed + row * linear->row_bytes);
+}
+
 void linear_pack_tiles(struct linear *linear, void *packed, uint32_t tile_begin, uint32_t tile_end)
 {
-    const uint64_t bytes = tile_bytes(&linear->weight, linear->numerics);
+    const struct plan_weight *weight = &linear->weight;
+    const uint64_t bytes = tile_bytes(weight, linear->numerics);
+    void *made = NULL;
 
     assert(tile_end <= linear->tiles);
-    if (linear->in_place) return;
-    assert(linear->weight.data && packed == linear->packed);
-    for (uint32_t tile = tile_begin; tile < tile_end; tile++) {
-        uint8_t *to = (uint8_t *)packed + tile * bytes;
-        if (linear->input == LINEAR_INPUT_Q8)
-            quant_tile_pack(&linear->weight, tile, to);
-        else
-            float_tile_pack(&linear->weight, tile, to);
+    if (linear->packed == weight->data) return;
+    assert(packed == linear->packed);
+    if (!weight->data && !linear->in_rows) {
+        made = malloc(dtype_row_bytes(weight->dtype, weight->cols));
+        assert(made); /* one row, while a model is loaded */
     }
+    for (uint32_t tile = tile_begin; tile < tile_end; tile++)
+        if (linear->in_rows)
+            make_rows(linear, tile, packed);
+        else
+            pack_tile(linear, tile, (uint8_t *)packed + tile * bytes, made);
+    free(made);
 }
 
 enum linear_input linear_input_kind(const struct linear *linear)

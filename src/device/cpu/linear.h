@@ -40,13 +40,14 @@ struct linear {
         tiles; /* the unit in which threads share the work: tile t covers outputs [t * tile_rows, ...) */
     uint32_t tile_rows;
     enum linear_input input;
-    bool
-        in_place; /* packed is weight.data, row-major as stored; else the layout of linear_kernel.h */
+    bool in_rows;       /* packed is row-major as stored; else in the layout of linear_kernel.h */
+    uint64_t row_bytes; /* between rows, where in_rows */
     void (*run)(const struct linear *linear, const void *input, uint32_t rows, float *y,
                 uint64_t y_stride, uint32_t tile_begin, uint32_t tile_end);
 };
 
-/* Bytes that linear_pack_tiles will fill; 0: the weight is used in place. Known without the data. */
+/* Bytes that linear_pack_tiles will fill; 0: the weight is used in place. Known without the data (but for data being NULL:
+ * made-up values, dummy_weights.h, always need room). */
 uint64_t linear_packed_bytes(const struct plan_weight *weight, enum cpu_numerics numerics,
                              enum cpu_isa isa);
 /* Sets up *out; `packed` has linear_packed_bytes bytes, 64-byte aligned (NULL when 0). Packing itself is done by

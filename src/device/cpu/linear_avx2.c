@@ -282,8 +282,9 @@ FORCE_INLINE void quant_rows(enum dtype dtype, const struct linear *linear, cons
         load_codes(dtype, quants, half, w.u);
         load_scales(dtype, scales, layout->scale_bytes, b, half, &w);
         for (uint32_t r = 0; r < count; r++)
-            acc[r] = add_block(dtype, acc[r], &w, q + r * x_stride + b * QBLOCK,
-                               (const struct q8_block *)(const void *)(q + r * x_stride + cols) + b);
+            acc[r] =
+                add_block(dtype, acc[r], &w, q + r * x_stride + b * QBLOCK,
+                          (const struct q8_block *)(const void *)(q + r * x_stride + cols) + b);
     }
     for (uint32_t r = 0; r < count; r++)
         _mm256_maskstore_ps(y + (row + r) * y_stride + (size_t)tile * LANES + half * HALF, lanes,
@@ -453,7 +454,7 @@ void linear_avx2_exact(const struct linear *linear, const void *input, uint32_t 
         for (uint32_t col = 0; col < linear->weight.cols; col += CHUNK) {
             chunk_start(&c, linear, input, y, y_stride, tile, col);
             c.w = (const uint8_t *)w;
-            exact_decode_chunk(&linear->weight, tile, col, c.count, w);
+            exact_decode_chunk(linear, tile, col, c.count, w);
             chunk_all_rows(DTYPE_F32, &c, rows);
         }
 }

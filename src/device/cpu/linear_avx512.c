@@ -137,7 +137,7 @@ void linear_avx512_exact(const struct linear *linear, const void *input, uint32_
             c.y = y + (size_t)tile * LANES;
             c.first = col == 0;
             c.lanes[0] = tile_mask(linear, tile);
-            exact_decode_chunk(&linear->weight, tile, col, c.count, w);
+            exact_decode_chunk(linear, tile, col, c.count, w);
             chunk_all_rows(DTYPE_F32, &c, rows, 1);
         }
 }

@@ -204,33 +204,28 @@ linear_run_fn *linear_generic_float(enum dtype dtype)
 
 /* --- quantised weights, float activations (`exact`) --- */
 
-void exact_decode_chunk(const struct plan_weight *weight, uint32_t tile, uint32_t col,
-                        uint32_t count, float *out)
+void exact_decode_chunk(const struct linear *linear, uint32_t tile, uint32_t col, uint32_t count,
+                        float *out)
 {
+    const struct plan_weight *weight = &linear->weight;
     const struct dtype_info *info = dtype_info(weight->dtype);
     const uint64_t skip = (uint64_t)(col / info->block_elements) * info->block_bytes;
-    float row_values[CHUNK];
+    float values[CHUNK];
 
     assert(count <= CHUNK && CHUNK % info->block_elements == 0);
     for (uint32_t lane = 0; lane < LANES; lane++) {
         uint32_t row = tile * LANES + lane;
         if (row < weight->rows)
             quant_row_to_f32(weight->dtype,
-                             (const uint8_t *)weight->data + row * weight->row_stride + skip, count,
-                             row_values);
+                             (const uint8_t *)linear->packed + row * linear->row_bytes + skip,
+                             count, values);
         for (uint32_t k = 0; k < count; k++)
-            out[k * LANES + lane] = row < weight->rows ? row_values[k] : 0.0f;
+            out[k * LANES + lane] = row < weight->rows ? values[k] : 0.0f;
     }
-}
-
-static void decode_exact(const struct linear *linear, uint32_t tile, uint32_t col, uint32_t count,
-                         float *out)
-{
-    exact_decode_chunk(&linear->weight, tile, col, count, out);
 }
 
 void linear_generic_exact(const struct linear *linear, const void *input, uint32_t rows, float *y,
                           uint64_t y_stride, uint32_t tile_begin, uint32_t tile_end)
 {
-    run_chunks(linear, input, rows, y, y_stride, tile_begin, tile_end, decode_exact);
+    run_chunks(linear, input, rows, y, y_stride, tile_begin, tile_end, exact_decode_chunk);
 }

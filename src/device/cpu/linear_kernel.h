@@ -69,8 +69,11 @@ struct quant_block {
 };
 void quant_block_load(enum dtype dtype, const uint8_t *tile, uint32_t block, uint32_t blocks,
                       struct quant_block *out);
-void quant_tile_pack(const struct plan_weight *weight, uint32_t tile, uint8_t *packed);
-void float_tile_pack(const struct plan_weight *weight, uint32_t tile, uint8_t *packed);
+/* A stored row into its lane of a tile that was zeroed before. */
+void quant_lane_pack(const struct plan_weight *weight, const void *row, uint32_t lane,
+                     uint8_t *packed);
+void float_lane_pack(const struct plan_weight *weight, const void *row, uint32_t lane,
+                     uint8_t *packed);
 
 /* What a block of 32 int8 activations needs beside them: x ~ dx q, sx = dx sum(q), off = -128 sum(q), off_low = the same
  * of the first 16. */
@@ -94,8 +97,8 @@ static inline const struct q8_block *q8_row_blocks(const void *input, uint32_t r
 }
 
 /* Decodes columns [col, col + count) of a tile's 16 outputs into out[k][16]; outputs past the last are 0. */
-void exact_decode_chunk(const struct plan_weight *weight, uint32_t tile, uint32_t col,
-                        uint32_t count, float *out);
+void exact_decode_chunk(const struct linear *linear, uint32_t tile, uint32_t col, uint32_t count,
+                        float *out);
 
 /* Per instruction set: the run function, or NULL where a lower one serves. */
 linear_run_fn *linear_generic_quant(enum dtype dtype);

@@ -42,11 +42,6 @@ static uint16_t load_u16(const uint8_t *p)
     return v;
 }
 
-static const uint8_t *weight_row(const struct plan_weight *weight, uint32_t row)
-{
-    return (const uint8_t *)weight->data + row * weight->row_stride;
-}
-
 /* --- stored block to plain codes --- */
 
 /* Codes that are indices of 4 bits with element k low and k + 16 high in byte k. */
@@ -269,38 +264,32 @@ static void put_scales(enum dtype dtype, const uint8_t *block, uint32_t lane, ui
     }
 }
 
-void quant_tile_pack(const struct plan_weight *weight, uint32_t tile, uint8_t *packed)
+void quant_lane_pack(const struct plan_weight *weight, const void *row, uint32_t lane,
+                     uint8_t *packed)
 {
     const struct quant_layout *layout = quant_layout(weight->dtype);
     const uint32_t blocks = weight->cols / QBLOCK, groups = blocks / layout->group_blocks;
     const uint32_t block_bytes = dtype_info(weight->dtype)->block_bytes;
-    uint8_t *quants = packed + quant_scales_bytes(layout, blocks);
 
-    memset(packed, 0, quant_tile_bytes(layout, blocks));
-    for (uint32_t lane = 0; lane < LANES && tile * LANES + lane < weight->rows; lane++) {
-        const uint8_t *row = weight_row(weight, tile * LANES + lane);
-        for (uint32_t g = 0; g < groups; g++)
-            put_scales(weight->dtype, row + (uint64_t)g * block_bytes, lane,
-                       packed + (uint64_t)g * layout->scale_bytes);
-        pack_quants(weight->dtype, row, blocks, lane, quants);
-    }
+    for (uint32_t g = 0; g < groups; g++)
+        put_scales(weight->dtype, (const uint8_t *)row + (uint64_t)g * block_bytes, lane,
+                   packed + (uint64_t)g * layout->scale_bytes);
+    pack_quants(weight->dtype, row, blocks, lane, packed + quant_scales_bytes(layout, blocks));
 }
 
-void float_tile_pack(const struct plan_weight *weight, uint32_t tile, uint8_t *packed)
+void float_lane_pack(const struct plan_weight *weight, const void *row, uint32_t lane,
+                     uint8_t *packed)
 {
     const uint32_t size = dtype_info(weight->dtype)->block_bytes, cols = weight->cols;
+    const uint8_t *from = row;
+    uint8_t *to = packed + lane * size;
 
-    memset(packed, 0, (uint64_t)cols * LANES * size);
-    for (uint32_t lane = 0; lane < LANES && tile * LANES + lane < weight->rows; lane++) {
-        const uint8_t *row = weight_row(weight, tile * LANES + lane);
-        uint8_t *to = packed + lane * size;
-        if (size == 4)
-            for (uint32_t k = 0; k < cols; k++)
-                memcpy(to + (uint64_t)k * LANES * 4, row + (uint64_t)k * 4, 4);
-        else
-            for (uint32_t k = 0; k < cols; k++)
-                memcpy(to + (uint64_t)k * LANES * 2, row + (uint64_t)k * 2, 2);
-    }
+    if (size == 4)
+        for (uint32_t k = 0; k < cols; k++)
+            memcpy(to + (uint64_t)k * LANES * 4, from + (uint64_t)k * 4, 4);
+    else
+        for (uint32_t k = 0; k < cols; k++)
+            memcpy(to + (uint64_t)k * LANES * 2, from + (uint64_t)k * 2, 2);
 }
 
 /* --- a tile's block back to plain codes and scales --- */

@@ -36,7 +36,8 @@ FORCE_INLINE __m512 add_part(__m512 acc, __m512i dot, __m512 d, __m512 m, float 
     return has_min ? _mm512_fmadd_ps(m, _mm512_set1_ps(sx), acc) : acc;
 }
 
-FORCE_INLINE __m512 add_block(enum dtype dtype, __m512 acc, const struct vec_block *w, const int8_t *q, const struct q8_block *x)
+FORCE_INLINE __m512 add_block(enum dtype dtype, __m512 acc, const struct vec_block *w,
+                              const int8_t *q, const struct q8_block *x)
 {
     const int zero = vec_zero(dtype), parts = vec_parts(dtype);
     const bool has_min = vec_has_min(dtype);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "device/cpu/linear.h"
+#include "device/dummy_weights.h"
 
 static const enum dtype quantised[] = {
     DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1,   DTYPE_Q8_0,   DTYPE_Q2_K,  DTYPE_Q3_K,
@@ -389,6 +390,32 @@ TEST(nan_and_infinity_in_the_activations_are_not_lost)
                 product_fini(&p);
                 example_fini(&e);
             }
+}
+
+TEST(made_up_weights_are_those_of_dummy_weight_row)
+{
+    const enum dtype dtypes[] = {DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_Q6_K, DTYPE_BF16};
+    enum { OUTPUTS = 37, COLS = 256, ROWS = 3 };
+    static float y[ROWS * OUTPUTS], made[ROWS * OUTPUTS];
+
+    for (uint32_t i = 0; i < 4; i++)
+        for (int numerics = CPU_EXACT; numerics <= CPU_FAST; numerics++) {
+            struct example e;
+            struct product p;
+            example_init(&e, dtypes[i], OUTPUTS, COLS, ROWS, 0);
+            for (uint32_t r = 0; r < OUTPUTS; r++)
+                dummy_weight_row(&e.weight, r, e.stored + r * e.weight.row_stride);
+            product_init(&p, &e, (enum cpu_numerics)numerics, cpu_isa_best());
+            product_run(&p, &e, 0, ROWS, 1, y);
+            product_fini(&p);
+            e.weight.data = NULL;
+            product_init(&p, &e, (enum cpu_numerics)numerics, cpu_isa_best());
+            product_run(&p, &e, 0, ROWS, 1, made);
+            product_fini(&p);
+            EXPECT_TRUE(memcmp(y, made, sizeof y) == 0);
+            EXPECT_TRUE(y[5] != 0);
+            example_fini(&e);
+        }
 }
 
 TEST(instruction_sets_have_names)
