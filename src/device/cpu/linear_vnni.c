@@ -12,14 +12,27 @@ enum { ROWS_MAX = 8 };
 
 /* --- quantised --- */
 
-FORCE_INLINE __m512i dot_groups(__m512i acc, const __m512i *u, const int8_t *q, int groups)
+/* Rows of prepared activations at one block: q and struct q8_block of row r at base[r / 4] + r % 4 * stride. Four rows to
+ * a base, because there are not enough registers for a pointer each. */
+struct row_bases {
+    const int8_t *q[ROWS_MAX / 4], *x[ROWS_MAX / 4];
+    size_t stride;
+};
+
+FORCE_INLINE const struct q8_block *row_block(const struct row_bases *rows, uint32_t r)
 {
-    for (int g = 0; g < groups; g++) {
-        int32_t four;
-        memcpy(&four, q + 4 * g, 4);
-        acc = _mm512_dpbusd_epi32(acc, u[g], _mm512_set1_epi32(four));
-    }
-    return acc;
+    return (const struct q8_block *)(const void *)(rows->x[r / 4] + r % 4 * rows->stride);
+}
+
+/* -128 * the sum of the activations of a part, and what dx times their sum is. */
+FORCE_INLINE int32_t part_off(const struct q8_block *x, const int parts, const int part)
+{
+    if (parts == 1) return x->off;
+    return part == 0 ? x->off_low : x->off - x->off_low;
+}
+FORCE_INLINE float part_sx(const struct q8_block *x, const int parts, const int part)
+{
+    return parts == 1 ? x->sx : x->dx * (float)(part_off(x, parts, part) / -128);
 }
 
 /* zero * -sum(q), from off = -128 * sum(q). */
@@ -29,29 +42,34 @@ FORCE_INLINE __m512i zero_start(int32_t off, int zero)
     return _mm512_srai_epi32(_mm512_set1_epi32(off), (unsigned)__builtin_ctz(128 / (unsigned)zero));
 }
 
-FORCE_INLINE __m512 add_part(__m512 acc, __m512i dot, __m512 d, __m512 m, float dx, float sx,
-                             bool has_min)
+/* All rows advance together, group by group: eight chains of vpdpbusd (5 cycles each) keep both ports busy, where row
+ * after row would fill the scheduler with one waiting chain. */
+FORCE_INLINE void add_part(enum dtype dtype, const struct vec_block *w,
+                           const struct row_bases *rows, const uint32_t count, const int part,
+                           __m512 acc[ROWS_MAX])
 {
-    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(d, _mm512_set1_ps(dx)), acc);
-    return has_min ? _mm512_fmadd_ps(m, _mm512_set1_ps(sx), acc) : acc;
-}
+    const int parts = vec_parts(dtype), groups = 8 / parts;
+    __m512i dot[ROWS_MAX];
 
-FORCE_INLINE __m512 add_block(enum dtype dtype, __m512 acc, const struct vec_block *w,
-                              const int8_t *q, const struct q8_block *x)
-{
-    const int zero = vec_zero(dtype), parts = vec_parts(dtype);
-    const bool has_min = vec_has_min(dtype);
-
-    if (parts == 1) {
-        __m512i dot = dot_groups(zero_start(x->off, zero), w->u, q, 8);
-        return add_part(acc, dot, w->d[0], w->m[0], x->dx, x->sx, has_min);
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < count; r++)
+        dot[r] = zero_start(part_off(row_block(rows, r), parts, part), vec_zero(dtype));
+#pragma GCC unroll 8
+    for (int g = part * groups; g < (part + 1) * groups; g++)
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < count; r++) {
+            int32_t four;
+            memcpy(&four, rows->q[r / 4] + r % 4 * rows->stride + 4 * g, 4);
+            dot[r] = _mm512_dpbusd_epi32(dot[r], w->u[g], _mm512_set1_epi32(four));
+        }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < count; r++) {
+        const struct q8_block *x = row_block(rows, r);
+        __m512 scale = _mm512_mul_ps(w->d[part], _mm512_set1_ps(x->dx));
+        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), scale, acc[r]);
+        if (vec_has_min(dtype))
+            acc[r] = _mm512_fmadd_ps(w->m[part], _mm512_set1_ps(part_sx(x, parts, part)), acc[r]);
     }
-    int32_t low = x->off_low, high = x->off - low;
-    float dx = x->dx;
-    __m512i dot = dot_groups(zero_start(low, zero), w->u, q, 4);
-    acc = add_part(acc, dot, w->d[0], w->m[0], dx, dx * (float)(low / -128), has_min);
-    dot = dot_groups(zero_start(high, zero), w->u + 4, q + 16, 4);
-    return add_part(acc, dot, w->d[1], w->m[1], dx, dx * (float)(high / -128), has_min);
 }
 
 FORCE_INLINE void vnni_rows(enum dtype dtype, const struct linear *linear, const void *input,
@@ -61,14 +79,12 @@ FORCE_INLINE void vnni_rows(enum dtype dtype, const struct linear *linear, const
     const uint32_t cols = linear->weight.cols, blocks = cols / QBLOCK;
     const struct vec_tile t = vec_tile(dtype, linear->packed, tile, blocks);
     const __mmask16 lanes = tile_mask(linear, tile);
-    const size_t x_stride = q8_row_bytes(cols);
-    /* Four rows to a base, so that rows need no pointer each (there are not enough registers for those). */
-    const int8_t *q[ROWS_MAX / 4], *x[ROWS_MAX / 4];
+    struct row_bases rows = {.stride = q8_row_bytes(cols)};
     __m512 acc[ROWS_MAX];
 
     for (uint32_t i = 0; i < ROWS_MAX / 4; i++) {
-        q[i] = q8_row_q(input, row, cols) + i * 4 * x_stride;
-        x[i] = q[i] + cols;
+        rows.q[i] = q8_row_q(input, row, cols) + i * 4 * rows.stride;
+        rows.x[i] = rows.q[i] + cols;
     }
     for (uint32_t r = 0; r < count; r++)
         acc[r] = _mm512_setzero_ps();
@@ -76,14 +92,11 @@ FORCE_INLINE void vnni_rows(enum dtype dtype, const struct linear *linear, const
         struct vec_block w;
         vec_block_load(dtype, &t, b, &w);
         vec_prefetch(dtype, &t, b);
-#pragma GCC unroll 8
-        for (uint32_t r = 0; r < count; r++) {
-            const void *block = x[r / 4] + r % 4 * x_stride;
-            acc[r] = add_block(dtype, acc[r], &w, q[r / 4] + r % 4 * x_stride, block);
-        }
+        for (int part = 0; part < vec_parts(dtype); part++)
+            add_part(dtype, &w, &rows, count, part, acc);
         for (uint32_t i = 0; i < ROWS_MAX / 4; i++) {
-            q[i] += QBLOCK;
-            x[i] += sizeof(struct q8_block);
+            rows.q[i] += QBLOCK;
+            rows.x[i] += sizeof(struct q8_block);
         }
     }
     for (uint32_t r = 0; r < count; r++)
