@@ -94,7 +94,8 @@ static void model_change(const struct bench *b, uint32_t position, double out[TO
 }
 
 /* The kept candidates, likeliest first; their number. *close: some border was too near to call in float32. */
-static uint32_t model_keep(const struct bench *b, uint32_t position, struct candidate *c, int *close)
+static uint32_t model_keep(const struct bench *b, uint32_t position, struct candidate *c,
+                           int *close)
 {
     const struct step_open *o = &b->slot.open;
     double logits[TOKENS], top = -INFINITY, total = 0, sum = 0;
@@ -121,8 +122,8 @@ static uint32_t model_keep(const struct bench *b, uint32_t position, struct cand
     return o->top_p < 1 ? kept : n;
 }
 
-static uint32_t model_draw(const struct bench *b, uint32_t position, struct candidate *c, uint32_t n,
-                           int *close)
+static uint32_t model_draw(const struct bench *b, uint32_t position, struct candidate *c,
+                           uint32_t n, int *close)
 {
     uint32_t key[2] = {(uint32_t)b->slot.open.seed, (uint32_t)(b->slot.open.seed >> 32)};
     uint32_t counter[4] = {position, 0, 0, 0}, words[4];
@@ -165,8 +166,8 @@ static void random_parameters(struct bench *b)
     o->ban_until = test_rand_below(200);
     b->slot.bias_count = test_rand_below(4);
     for (uint32_t i = 0; i < b->slot.bias_count; i++)
-        b->biases[i] = (struct step_bias){(int32_t)test_rand_below(TOKENS),
-                                          (float)test_rand_unit() * 20 - 10};
+        b->biases[i] =
+            (struct step_bias){(int32_t)test_rand_below(TOKENS), (float)test_rand_unit() * 20 - 10};
 }
 
 TEST(every_draw_is_the_models)

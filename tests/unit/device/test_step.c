@@ -32,8 +32,12 @@ static struct step *sound_step(void)
     struct step *s = step_init(aligned_alloc(64, step_bytes(&plan, &limits)), &plan, &limits);
 
     step_clear(s, 7);
-    step_segments(s)[0] = (struct step_segment){
-        .slot = 2, .first_row = 0, .rows = 3, .context_len = 10, .logits_first = 2, .logits_count = 1};
+    step_segments(s)[0] = (struct step_segment){.slot = 2,
+                                                .first_row = 0,
+                                                .rows = 3,
+                                                .context_len = 10,
+                                                .logits_first = 2,
+                                                .logits_count = 1};
     step_segments(s)[1] = (struct step_segment){.slot = 0,
                                                 .first_row = 3,
                                                 .rows = 1,
@@ -82,19 +86,19 @@ TEST(a_sound_step_passes)
 }
 
 /* Makes a sound step, runs `change` on it, and wants a refusal with `word` in its sentence. */
-#define REFUSED(word, change)                                                     \
-    do {                                                                          \
-        struct step *s = sound_step();                                            \
-        struct step_segment *seg = step_segments(s);                              \
-        struct step_open *open = step_opens(s);                                   \
-        struct error err = {0};                                                   \
-        (void)seg, (void)open;                                                    \
-        change;                                                                   \
-        if (step_check(s, &plan, &limits, &err) != STATUS_INVALID)                \
-            fail_msg("accepted: %s", #change);                                    \
-        if (!strstr(err.message, word))                                           \
-            fail_msg("%s: the sentence is \"%s\"", #change, err.message);         \
-        free(s);                                                                  \
+#define REFUSED(word, change)                                             \
+    do {                                                                  \
+        struct step *s = sound_step();                                    \
+        struct step_segment *seg = step_segments(s);                      \
+        struct step_open *open = step_opens(s);                           \
+        struct error err = {0};                                           \
+        (void)seg, (void)open;                                            \
+        change;                                                           \
+        if (step_check(s, &plan, &limits, &err) != STATUS_INVALID)        \
+            fail_msg("accepted: %s", #change);                            \
+        if (!strstr(err.message, word))                                   \
+            fail_msg("%s: the sentence is \"%s\"", #change, err.message); \
+        free(s);                                                          \
     } while (0)
 
 TEST(headers_and_counts_out_of_range_are_refused)
