@@ -1,0 +1,67 @@
+/* engine.h - requests in, outputs out: one thread that owns scheduler, KV pool and running sequences outright.
+ *
+ * Each turn it drains submissions and cancellations, plans one step, hands it to the device, and while the device works
+ * it finishes the outputs of the step before (one step ahead: when step n+1 is planned the tokens of step n are not known
+ * yet, so a sequence that has ended may run one step too many; what it made then is discarded and counted nowhere).
+ * Thread: engine_submit, engine_cancel, engine_end_choice and engine_stats from any; the rest from the owner. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "device/device.h"
+#include "engine/output.h"
+#include "engine/request.h"
+
+struct engine; /* opaque */
+
+struct engine_options {
+    uint32_t max_num_seqs;           /* sequences running at once, 1..limits.slots_max */
+    uint32_t max_num_batched_tokens; /* rows of a step, at most limits.rows_max */
+    uint32_t queue_seqs_max;         /* sequences waiting at once (512): beyond it STATUS_FULL */
+    uint64_t queue_tokens_max;       /* prompt tokens waiting at once */
+    uint32_t client_stall_ms;        /* a blocked ring for this long ends its request */
+    uint32_t context_tokens;         /* longest sequence */
+};
+
+/* Starts the engine thread over a compiled device. Borrows the device, plan and limits until engine_destroy. */
+enum status engine_create(const struct engine_options *options, struct device *device,
+                          const struct plan *plan, const struct device_limits *limits,
+                          struct engine **out, struct error *err);
+/* Ends every request that is left with FINISH_CANCELLED, waits for the steps in flight, joins the thread. Takes NULL. */
+void engine_destroy(struct engine *engine);
+
+/* Queues the request and takes a reference. Never blocks, never waits for the device.
+ * STATUS_FULL: the queue is full: 429 with *retry_after_s (>= 1). STATUS_INVALID: it can never run (more sequences than
+ * the queue holds, more KV than the pool has): 400 with the sentence. STATUS_CLOSED: draining or dead: 503. */
+enum status engine_submit(struct engine *engine, struct request *request, uint32_t *retry_after_s,
+                          struct error *err);
+/* The client has gone: its sequences leave at the next step. Idempotent. No output need be read after it. */
+void engine_cancel(struct engine *engine, struct request *request);
+/* The output side found stop text in `choice`: later tokens do not count. The choice ends with FINISH_ENDED. kept_tokens:
+ * sampled tokens that count (for usage and metrics). */
+void engine_end_choice(struct engine *engine, struct request *request, uint32_t choice,
+                       uint32_t kept_tokens);
+
+/* No new submissions (STATUS_CLOSED) from here on; running and waiting ones go on. */
+void engine_drain(struct engine *engine);
+
+/* A consistent-enough picture for /metrics, /ready and logs; each value was true within the last turn. */
+struct engine_stats {
+    bool alive; /* the thread lives and the device is not lost */
+    bool draining;
+    const char *dead_reason;  /* static text where not alive */
+    int64_t last_progress_ns; /* CLOCK_MONOTONIC: a step finished, or the engine was idle */
+    uint64_t steps;
+    uint64_t prompt_tokens, generation_tokens, cached_tokens; /* totals that count */
+    uint64_t requests_submitted, requests_finished, requests_aborted, requests_rejected,
+        requests_failed;
+    uint32_t seqs_running, seqs_waiting, seqs_blocked;
+    uint32_t kv_blocks_total, kv_blocks_used;
+    uint64_t step_rows_sum; /* rows over all steps */
+    uint64_t step_ns_sum;   /* device time over all steps */
+    uint64_t host_ns_sum;   /* engine thread's time outside waiting */
+    uint64_t late_mallocs;  /* allocations on the step path after start: stays 0 */
+};
+void engine_stats(const struct engine *engine, struct engine_stats *out);

@@ -1,0 +1,68 @@
+/* output.h - from the engine to the I/O thread that sends: a bounded ring per request and one bell per I/O thread.
+ *
+ * The ring holds ids and logprobs, no text. One producer (engine thread), one consumer (the request's I/O thread). When
+ * it has no room for a choice's next token that choice is blocked: not scheduled, its KV kept. The engine never waits.
+ * The bell: the engine lists requests with new outputs and writes the eventfd once per step; the I/O thread takes the list. */
+#pragma once
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "device/step.h"
+
+struct request;
+
+enum output_kind {
+    OUTPUT_TOKEN,         /* a sampled token of `choice` */
+    OUTPUT_FINISHED,      /* the choice has ended, by `reason`; nothing of it follows */
+    OUTPUT_PROMPT_SCORED, /* request->prompt_scores[choice / best_of] is complete */
+    OUTPUT_ERROR,         /* the whole request has failed: `error`; nothing follows */
+};
+enum finish_reason {
+    FINISH_NONE,
+    FINISH_STOP_ID,   /* the last token sent is one of stop_ids */
+    FINISH_LENGTH,    /* max_tokens or the end of the context */
+    FINISH_ENDED,     /* engine_end_choice (stop text): the I/O thread knows the reason */
+    FINISH_CANCELLED, /* engine_cancel, drain's end, or a stalled client */
+};
+
+struct output {
+    enum output_kind kind;
+    uint32_t choice;
+    enum finish_reason reason;
+    int32_t token;
+    uint32_t index; /* 0-based place of the token in its choice */
+    float logprob;
+    uint32_t top_count;
+    struct top_logprob tops[20]; /* top_count entries */
+    const char *error;           /* static or in the request's arena */
+    enum status status;
+};
+
+struct output_ring; /* opaque */
+/* A ring for `capacity` outputs (rounded up to a power of two) with room for top_max entries each. NULL: no memory. */
+struct output_ring *output_ring_create(uint32_t capacity, uint32_t top_max);
+void output_ring_destroy(struct output_ring *ring); /* takes NULL */
+/* Producer. push is STATUS_FULL or OK; free_count is a lower bound. */
+uint32_t output_ring_free(const struct output_ring *ring);
+enum status output_ring_push(struct output_ring *ring, const struct output *output);
+/* Consumer. Copies the oldest into *out: STATUS_OK or STATUS_EMPTY. */
+enum status output_ring_pop(struct output_ring *ring, struct output *out);
+
+struct output_bell {
+    int event_fd; /* non-blocking; owned by the I/O thread */
+    _Atomic(struct request *) ready;
+    bool rung; /* engine thread: something was listed in this turn */
+};
+/* STATUS_IO when no eventfd is to be had. */
+enum status output_bell_init(struct output_bell *bell);
+void output_bell_fini(struct output_bell *bell);
+/* Engine: lists the request (once, holding a reference to it until taken); output_bell_ring then wakes the I/O thread. */
+void output_bell_list(struct output_bell *bell, struct request *request);
+void output_bell_ring(struct output_bell *bell);
+/* I/O thread: takes the whole list, newest first, or NULL; walk it with output_bell_next, which must be called before
+ * anything of the request is read (it re-arms the listing) and drops nothing: the caller unrefs each. */
+struct request *output_bell_take(struct output_bell *bell);
+struct request *output_bell_next(struct request *request);

@@ -1,0 +1,30 @@
+/* stage_times.h - where a request's time went: one struct that feeds the answer, the log, the histograms, traces.
+ *
+ * Times are CLOCK_MONOTONIC nanoseconds; 0: not reached. Each field has one writer, named; a reader that comes after
+ * the writer's release (submit, output ring, end) sees it. */
+#pragma once
+
+#include <stdint.h>
+
+struct stage_times {
+    /* the frontend */
+    int64_t received_ns; /* the whole request has been read */
+    /* the text thread */
+    int64_t parsed_ns;    /* JSON parsed and validated */
+    int64_t tokenized_ns; /* template rendered, prompt tokenised */
+    /* the engine */
+    int64_t submitted_ns;   /* in the queue */
+    int64_t scheduled_ns;   /* first prompt row in a step */
+    int64_t first_token_ns; /* of any choice */
+    int64_t last_token_ns;
+    int64_t ended_ns;
+    uint32_t prompt_tokens;     /* sum over the prompts, each once */
+    uint32_t cached_tokens;     /* of them, from the prefix index */
+    uint32_t completion_tokens; /* sampled tokens that count, over all choices */
+    uint32_t prefill_chunks, decode_steps;
+    uint64_t batch_rows_sum; /* rows of the steps it took part in: mean batch = sum / steps */
+    uint32_t preemptions;
+    /* the I/O thread */
+    int64_t detokenize_ns; /* CPU time making text and JSON, summed */
+    int64_t stall_ns;      /* time in which its socket could not take bytes */
+};
