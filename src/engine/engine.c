@@ -111,7 +111,8 @@ enum status engine_create(const struct engine_options *options, struct device *d
 static bool notifications_are_over(const struct engine *e)
 {
     for (int i = 0; i < 1000; i++) {
-        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->done_seq_no) return true;
+        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
+            return true;
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
     return false;

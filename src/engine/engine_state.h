@@ -106,6 +106,7 @@ struct engine {
     uint32_t deadline_count;
     uint32_t depth; /* steps in flight at most */
     uint64_t planned_seq_no, done_seq_no;
+    uint64_t results_taken;                 /* each was followed by a device_notify */
     struct flight flights[STEPS_AHEAD_MAX]; /* step n at n % depth */
     int64_t now_ns;
     int64_t next_sweep_ns;

@@ -116,6 +116,7 @@ static bool collect_results(struct engine *e)
 
         if (st == STATUS_TIMEOUT) break;
         any = true;
+        e->results_taken += st == STATUS_OK;
         if (st || result->status == STATUS_DEVICE_LOST) {
             lose_device(e, lost_reason(e));
             break;
@@ -134,11 +135,15 @@ static bool collect_results(struct engine *e)
 /* The step was not taken: its requests end, its number is used again. */
 static void undo_step(struct engine *e, struct flight *flight)
 {
-    for (uint32_t i = 0; i < flight->planned.entry_count; i++) {
-        struct sequence *seq = flight->planned.entries[i].seq;
+    const struct sched_step *planned = &flight->planned;
 
-        if (flight->planned.entries[i].samples) seq->credit->in_flight--;
-        seq->last_seq_no = flight->planned.seq_no - 1; /* its slot waits for what was taken only */
+    /* Their slots wait for what was taken only: for all of them first, because one's failure ends its siblings. */
+    for (uint32_t i = 0; i < planned->entry_count; i++)
+        planned->entries[i].seq->last_seq_no = planned->seq_no - 1;
+    for (uint32_t i = 0; i < planned->entry_count; i++) {
+        struct sequence *seq = planned->entries[i].seq;
+
+        if (planned->entries[i].samples) seq->credit->in_flight--;
         delivery_fail(e, seq->owner, STATUS_DEVICE, "the device refused a step");
     }
 }

@@ -190,7 +190,13 @@ TEST(tokens_behind_stop_text_count_nowhere)
         kept_sum += 20 + keep;
         client_fini(&c);
     }
-    RIG_WAIT(&rig, s, s.generation_tokens == kept_sum);
+    /* The total never falls, so it may stand a little high until the next tokens; then it is exact. */
+    struct client last;
+    client_init(&last, client_request(1, 10, 1, 40, 64));
+    EXPECT_OK(submit(&rig, last.request));
+    client_finish(&last);
+    client_fini(&last);
+    RIG_WAIT(&rig, s, s.generation_tokens == kept_sum + 40);
     rig_stop(&rig);
 }
 
@@ -303,7 +309,8 @@ TEST(a_cancelled_request_is_gone_within_steps_at_every_stage)
         uint32_t stage = test_rand_below(30);
         client_init(&c, client_request(1, 200, 2, 50, 128));
         if (stage == 0) engine_cancel(rig.engine, c.request); /* before it is submitted */
-        EXPECT_OK(submit(&rig, c.request));
+        while (submit(&rig, c.request) == STATUS_FULL)
+            rig_pause_us(100);
         for (uint32_t k = 0; k < stage; k++)
             client_read(&c, 1);
         engine_cancel(rig.engine, c.request);
@@ -494,7 +501,7 @@ TEST(an_idle_engine_uses_no_cpu)
 
 enum { READERS = 2 };
 
-enum plan_of { READ_ALL, CANCEL_AT, END_AT, READ_SLOWLY, PLANS };
+enum plan_of { READ_ALL, CANCEL_AT, END_AT, READ_SLOWLY, PLANS, LEAVE_AT_ONCE };
 struct guest {
     struct client client;
     enum plan_of plan;
@@ -613,7 +620,7 @@ static void storm(struct rig *rig, uint32_t count)
 {
     struct reader *readers = calloc(READERS, sizeof *readers);
     struct guest *guests = calloc(count, sizeof *guests);
-    uint32_t taken = 0, full = 0, over = 0;
+    uint32_t taken = 0, full = 0, over = 0, left = 0;
     struct engine_stats s;
     struct error err;
 
@@ -627,6 +634,10 @@ static void storm(struct rig *rig, uint32_t count)
     for (uint32_t i = 0; i < count; i++) {
         uint32_t retry;
         random_guest(&guests[i], &readers[i % READERS]);
+        if (test_rand_below(40) == 0) { /* the client leaves while it waits or is in prefill */
+            guests[i].plan = LEAVE_AT_ONCE;
+            guests[i].over = true; /* for its reader */
+        }
         enum status st = engine_submit(rig->engine, guests[i].client.request, &retry, &err);
         if (st && st != STATUS_FULL) fail_msg("%s", err.message);
         taken += !st;
@@ -635,16 +646,16 @@ static void storm(struct rig *rig, uint32_t count)
             client_fini(&guests[i].client);
             guests[i].client.request = NULL;
             rig_pause_us(500);
-        } else if (test_rand_below(40) ==
-                   0) { /* the client leaves while it waits or is in prefill */
-            guests[i].plan = CANCEL_AT;
+        } else if (guests[i].plan == LEAVE_AT_ONCE) {
             rig_pause_us(test_rand_below(300));
+            engine_cancel(rig->engine, guests[i].client.request);
+            left++;
         }
     }
     for (int tries = 0; over < taken; tries++) {
         if (tries > 600000) fail_msg("%u of %u requests never ended", taken - over, taken);
         rig_pause_us(100);
-        over = 0;
+        over = left;
         for (int i = 0; i < READERS; i++)
             over += atomic_load(&readers[i].over);
     }
