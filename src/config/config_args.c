@@ -1,0 +1,119 @@
+/* config_args.c - defaults, then environment, file and flags in the order of their rank. */
+#include "config/config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/config_private.h"
+
+static enum status set_defaults(struct config *c, struct error *err)
+{
+    enum status st = STATUS_OK;
+
+    for (uint32_t i = 0; i < config_option_count && !st; i++)
+        if (*config_options[i].def)
+            st = config_set(c, config_options[i].field, config_options[i].def, CONFIG_DEFAULT,
+                            config_options[i].field, err);
+    return st;
+}
+
+static enum status set_from_environment(struct config *c, struct error *err)
+{
+    enum status st = STATUS_OK;
+    char name[80];
+
+    for (uint32_t i = 0; i < config_option_count && !st; i++) {
+        const char *field = config_options[i].field;
+        size_t n = 0;
+        memcpy(name, "INFERD_", 7);
+        for (; field[n] && n < 64; n++)
+            name[7 + n] = (char)(field[n] >= 'a' && field[n] <= 'z' ? field[n] - 32 : field[n]);
+        name[7 + n] = '\0';
+        const char *value = getenv(name);
+        if (value && *value) st = config_set(c, field, value, CONFIG_ENVIRONMENT, name, err);
+    }
+    return st;
+}
+
+static enum status add_plain(struct config *c, const char *text, bool *model_seen,
+                             struct error *err)
+{
+    if (!*model_seen) {
+        *model_seen = true;
+        return config_set(c, "model", text, CONFIG_FLAG, "MODEL", err);
+    }
+    const char **grown = arena_alloc(&c->arena, (c->rest.count + 1) * sizeof *grown);
+    char *copy = arena_strdup(&c->arena, slice_str(text));
+    if (!grown || !copy) return error_set(err, STATUS_NOMEM, "no memory for the arguments");
+    if (c->rest.count) memcpy(grown, c->rest.items, c->rest.count * sizeof *grown);
+    grown[c->rest.count++] = copy;
+    c->rest.items = grown;
+    return STATUS_OK;
+}
+
+/* One flag at argv[*i]: --name value, --name=value, --bool, --no-bool, -x value. Moves *i past what it used. */
+static enum status take_flag(struct config *c, int argc, char **argv, int *i, bool *model_seen,
+                             struct error *err)
+{
+    char name[80];
+    const char *arg = argv[*i], *value = strchr(arg, '=');
+    size_t len = value ? (size_t)(value - arg) : strlen(arg);
+
+    if (len >= sizeof name)
+        return error_set(err, STATUS_INVALID, "%.40s...: there is no such option", arg);
+    memcpy(name, arg, len);
+    name[len] = '\0';
+    if (value) value++;
+    int option = config_find(name);
+    if (option < 0 && strncmp(name, "--no-", 5) == 0 && !value) {
+        option = config_find(name + 5);
+        if (option >= 0 && config_options[option].type == OPT_BOOL)
+            return config_set(c, config_options[option].field, "false", CONFIG_FLAG, name, err);
+        option = -1;
+    }
+    if (option >= 0 && !value && config_options[option].type == OPT_BOOL) value = "true";
+    if (option >= 0 && !value) {
+        if (*i + 1 >= argc) return error_set(err, STATUS_INVALID, "%s needs a value", name);
+        value = argv[++*i];
+    }
+    if (option >= 0 && strcmp(config_options[option].field, "model") == 0) *model_seen = true;
+    enum status st = config_set(c, name, value ? value : "", CONFIG_FLAG, name, err);
+    /* vLLM's --api-key and --served-model-name take several words after one flag */
+    while (!st && option >= 0 && config_options[option].type == OPT_STRINGS && *model_seen &&
+           *i + 1 < argc && argv[*i + 1][0] != '-')
+        st = config_set(c, name, argv[++*i], CONFIG_FLAG, name, err);
+    return st;
+}
+
+static enum status set_from_flags(struct config *c, int argc, char **argv, struct error *err)
+{
+    enum status st = STATUS_OK;
+    bool model_seen = false, plain = false;
+
+    for (int i = 1; i < argc && !st; i++) {
+        if (!plain && strcmp(argv[i], "--") == 0)
+            plain = true;
+        else if (!plain && (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0))
+            c->help = true;
+        else if (!plain && argv[i][0] == '-' && argv[i][1])
+            st = take_flag(c, argc, argv, &i, &model_seen, err);
+        else
+            st = add_plain(c, argv[i], &model_seen, err);
+    }
+    return st;
+}
+
+enum status config_parse(int argc, char **argv, struct config *out, struct error *err)
+{
+    enum status st;
+
+    memset(out, 0, sizeof *out);
+    arena_init(&out->arena, 16 << 20);
+    st = set_defaults(out, err);
+    if (!st) st = set_from_flags(out, argc, argv, err);
+    if (!st && !out->help)
+        st = set_from_environment(out, err); /* ranks below flags: config_set keeps theirs */
+    if (!st && !out->help && out->config) st = config_read_file(out, out->config, err);
+    if (st) config_fini(out);
+    return st;
+}

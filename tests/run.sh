@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# run.sh - sets up what the tests need and passes them.
+#
+#   ./tests/run.sh          the quick tier: under 15 minutes on 2 cores from a fresh clone
+#   ./tests/run.sh --long   also the counts and drills that the issues name
+#
+# Stages: release build with unit and model tests (ctest), end to end against the real daemon (pytest), ASan+UBSan with
+# the fuzzers, TSan. A stage that fails does not hide the later ones; the table at the end says what each did and took.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. tests/setup.sh
+
+LONG=0
+FUZZ_SECONDS=20
+for arg in "$@"; do
+    case $arg in
+    --long) LONG=1; FUZZ_SECONDS=120 ;;
+    *) echo "usage: tests/run.sh [--long]" >&2; exit 2 ;;
+    esac
+done
+export INFERD_TEST_LONG=$LONG INFERD_SMOLLM2=$MODEL
+export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1
+
+TABLE=""
+FAILED=0
+# stage NAME command...: runs it, notes how it went and how long it took.
+stage() {
+    local name=$1 from=$SECONDS word=passed
+    shift
+    say "== $name"
+    if ! "$@"; then word=FAILED; FAILED=$((FAILED + 1)); fi
+    TABLE+=$(printf '%-34s %-7s %5d s' "$name" "$word" $((SECONDS - from)))$'\n'
+}
+
+# Labels: "slow" tests make no sense under a sanitizer (whole real models); fuzzers run under ASan alone.
+set_up() { set -e; setup_packages test; setup_model; setup_python; }
+build() { (set -e; INFERD_BUILD_TESTS=1 setup_build "$@"); }
+release_tests() { ctest --test-dir build/release --output-on-failure -j2 -LE fuzz; }
+end_to_end() { "$PYTHON" -m pytest -q -p no:cacheprovider tests/e2e; }
+asan_tests() { ctest --test-dir build/asan --output-on-failure -j2 -LE 'fuzz|slow'; }
+asan_fuzz() { INFERD_FUZZ_SECONDS=$FUZZ_SECONDS ctest --test-dir build/asan --output-on-failure -j2 -L fuzz; }
+asan_e2e() { INFERD_BIN=build/asan/bin/inferd "$PYTHON" -m pytest -q -p no:cacheprovider -m sanitizer tests/e2e; }
+tsan_tests() { ctest --test-dir build/tsan --output-on-failure -j2 -LE 'fuzz|slow'; }
+tsan_e2e() { INFERD_BIN=build/tsan/bin/inferd "$PYTHON" -m pytest -q -p no:cacheprovider -m sanitizer tests/e2e; }
+
+set_up || { echo "setting up failed" >&2; exit 1; }
+stage "release: build" build release
+stage "release: unit and model tests" release_tests
+stage "end to end" end_to_end
+stage "ASan+UBSan: build" build asan
+stage "ASan+UBSan: tests" asan_tests
+stage "ASan+UBSan: fuzzers" asan_fuzz
+stage "ASan+UBSan: end to end" asan_e2e
+stage "TSan: build" build tsan
+stage "TSan: tests" tsan_tests
+stage "TSan: end to end" tsan_e2e
+
+printf '\n%s' "$TABLE"
+printf '%-34s %13d s\n' total $SECONDS
+passed=$(printf '%s' "$TABLE" | grep -c ' passed ')
+echo "$passed passed, $FAILED failed"
+[ "$FAILED" = 0 ]

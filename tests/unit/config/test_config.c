@@ -1,0 +1,172 @@
+/* test_config.c - an option comes from the best source that names it, and a wrong one is told what is right.
+ * Method: parse argument lists, variables and files; look at values and at whole sentences. */
+#include "test.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "config/config.h"
+
+static enum status parse(struct config *c, struct error *err, const char *const *words)
+{
+    int argc = 1;
+    char *argv[32] = {(char *)"inferd"};
+
+    for (; words[argc - 1]; argc++)
+        argv[argc] = (char *)(uintptr_t)words[argc - 1];
+    return config_parse(argc, argv, c, err);
+}
+#define PARSE(c, err, ...) parse(c, err, (const char *const[]){__VA_ARGS__, NULL})
+
+static void write_file(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+
+    EXPECT_TRUE(f && fputs(text, f) >= 0);
+    fclose(f);
+}
+
+TEST(flags_take_every_spelling)
+{
+    struct config c;
+    struct error err;
+
+    EXPECT_OK_ERR(PARSE(&c, &err, "m.gguf", "--port=81", "-c", "77", "--max_num_seqs", "3",
+                        "--no-cors", "--kv-cache-memory", "1.5GiB", "--api-key", "a", "b",
+                        "--api-key", "c", "--", "-hello"),
+                  &err);
+    EXPECT_STR(c.model, "m.gguf");
+    EXPECT_EQ(c.port, 81);
+    EXPECT_EQ(c.max_model_len, 77);
+    EXPECT_EQ(c.max_num_seqs, 3);
+    EXPECT_EQ(c.cors, 0);
+    EXPECT_EQ(c.kv_cache_memory, 1610612736);
+    EXPECT_EQ(c.api_key.count, 3);
+    EXPECT_STR(c.api_key.items[2], "c");
+    EXPECT_EQ(c.rest.count, 1);
+    EXPECT_STR(c.rest.items[0], "-hello");
+    config_fini(&c);
+}
+
+TEST(a_flag_beats_the_environment_which_beats_the_file)
+{
+    struct config c;
+    struct error err;
+    const char *path = "test_config_rank.json";
+
+    write_file(
+        path, "{\"port\": 1, \"max-num-seqs\": 2, \"io_threads\": 3, \"api_key\": [\"x\", \"y\"]}");
+    setenv("INFERD_PORT", "10", 1);
+    setenv("INFERD_MAX_NUM_SEQS", "20", 1);
+    EXPECT_OK_ERR(PARSE(&c, &err, "--config", path, "--port", "100"), &err);
+    unsetenv("INFERD_PORT");
+    unsetenv("INFERD_MAX_NUM_SEQS");
+    unlink(path);
+    EXPECT_EQ(c.port, 100);
+    EXPECT_EQ(c.max_num_seqs, 20);
+    EXPECT_EQ(c.io_threads, 3);
+    EXPECT_EQ(c.api_key.count, 2);
+    EXPECT_TRUE(config_given(&c, "io_threads") && !config_given(&c, "host"));
+    config_fini(&c);
+}
+
+TEST(a_wrong_name_is_told_the_nearest_right_one)
+{
+    struct config c;
+    struct error err;
+
+    EXPECT_EQ(PARSE(&c, &err, "--max-model-lne", "5"), STATUS_INVALID);
+    EXPECT_STR(err.message,
+               "--max-model-lne: there is no such option; did you mean max-model-len?");
+    EXPECT_EQ(PARSE(&c, &err, "--xyzzyplugh", "5"), STATUS_INVALID);
+    EXPECT_STR(err.message,
+               "--xyzzyplugh: there is no such option (inferd serve --help lists them)");
+}
+
+TEST(a_wrong_value_is_told_the_bounds)
+{
+    struct config c;
+    struct error err;
+    static const struct {
+        const char *flag, *value, *says;
+    } cases[] = {
+        {"--port", "65536", "--port is 65536; it must be 0 to 65535"},
+        {"--port", "-1", "--port is -1; it must be 0 to 65535"},
+        {"--port", "8k", "--port is 8k; it must be 0 to 65535"},
+        {"--port", "", "--port is ; it must be 0 to 65535"},
+        {"--cpu-numerics", "quick", "--cpu-numerics is \"quick\"; it must be one of: fast exact"},
+        {"--cpu-numerics", "fast exact",
+         "--cpu-numerics is \"fast exact\"; it must be one of: fast exact"},
+        {"--idle-timeout-s", "0", "--idle-timeout-s is 0; it must be 1 to 86400 (s)"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        EXPECT_EQ(PARSE(&c, &err, cases[i].flag, cases[i].value), STATUS_INVALID);
+        EXPECT_STR(err.message, cases[i].says);
+    }
+    EXPECT_EQ(PARSE(&c, &err, "--cors=maybe"), STATUS_INVALID);
+    EXPECT_STR(err.message, "--cors is \"maybe\"; it must be true or false");
+    EXPECT_EQ(PARSE(&c, &err, "--port"), STATUS_INVALID);
+    EXPECT_STR(err.message, "--port needs a value");
+}
+
+TEST(a_fault_in_the_file_names_its_line)
+{
+    struct config c;
+    struct error err;
+    const char *path = "test_config_line.json";
+
+    write_file(path, "{\n  \"port\": 80,\n  \"max_num_seqs\": 50000\n}\n");
+    EXPECT_EQ(PARSE(&c, &err, "--config", path), STATUS_INVALID);
+    EXPECT_STR(err.message, "test_config_line.json:3: max_num_seqs is 50000; it must be 1 to 4096");
+    write_file(path, "{\n  \"prot\": 80\n}\n");
+    EXPECT_EQ(PARSE(&c, &err, "--config", path), STATUS_INVALID);
+    EXPECT_STR(err.message,
+               "test_config_line.json:2: prot: there is no such option; did you mean port?");
+    write_file(path, "{\n  \"port\" 80\n}\n");
+    EXPECT_EQ(PARSE(&c, &err, "--config", path), STATUS_CORRUPT);
+    write_file(path, "[1]");
+    EXPECT_EQ(PARSE(&c, &err, "--config", path), STATUS_INVALID);
+    write_file(path, "{\"port\": {\"a\": 1}}");
+    EXPECT_EQ(PARSE(&c, &err, "--config", path), STATUS_INVALID);
+    unlink(path);
+    EXPECT_EQ(PARSE(&c, &err, "--config", path), STATUS_NOT_FOUND);
+}
+
+TEST(an_id_is_found_in_the_hub_cache)
+{
+    struct error err;
+    char *path;
+
+    EXPECT_EQ(system("rm -rf hub_test && mkdir -p hub_test/models--org--name/refs "
+                     "hub_test/models--org--name/snapshots/abc && "
+                     "printf abc > hub_test/models--org--name/refs/main"),
+              0);
+    setenv("HF_HUB_CACHE", "hub_test", 1);
+    EXPECT_OK_ERR(config_resolve_model("org/name", &path, &err), &err);
+    EXPECT_STR(path, "hub_test/models--org--name/snapshots/abc");
+    free(path);
+    EXPECT_EQ(config_resolve_model("org/other", &path, &err), STATUS_NOT_FOUND);
+    EXPECT_EQ(config_resolve_model("../org/name", &path, &err), STATUS_NOT_FOUND);
+    unsetenv("HF_HUB_CACHE");
+    EXPECT_EQ(system("rm -rf hub_test"), 0);
+}
+
+/* docs/configuration.md is made from the table: it may not fall behind. */
+TEST(the_document_is_the_table)
+{
+    char *made = NULL, have[65536] = "";
+    size_t size;
+    FILE *to = open_memstream(&made, &size),
+         *doc = fopen(INFERD_SOURCE_DIR "/docs/configuration.md", "r");
+
+    EXPECT_TRUE(to && doc);
+    config_print_markdown(to);
+    fclose(to);
+    have[fread(have, 1, sizeof have - 1, doc)] = '\0';
+    fclose(doc);
+    if (strcmp(made, have) != 0)
+        fail_msg(
+            "docs/configuration.md is not what `inferd docs configuration` prints; write it anew");
+    free(made);
+}
