@@ -284,7 +284,7 @@ static bool push_token(struct api_stream *s, const struct output *output, struct
         fail(s, 503, "service_unavailable", "The server has no memory for this answer.");
     mark_dirty(s, output->choice);
     eos = is_eos(s, output->token);
-    if (eos || is_stop_id(s, output->token)) {
+    if (choice->tokens > s->min_tokens && (eos || is_stop_id(s, output->token))) {
         push_end_token(s, choice, output, eos);
         return false;
     }

@@ -39,8 +39,7 @@ struct call *call_create(struct conn *conn, const char *target)
 static void release_body(struct call *call)
 {
     buf_fini(&call->body);
-    if (call->body_reserved)
-        atomic_fetch_sub(&call->frontend->body_bytes, call->body_reserved);
+    if (call->body_reserved) atomic_fetch_sub(&call->frontend->body_bytes, call->body_reserved);
     call->body_reserved = 0;
 }
 
@@ -259,7 +258,8 @@ void call_pump(struct call *call, bool *more)
     uint32_t taken = 0;
 
     *more = false;
-    while (!call->ended && taken < PUMP_OUTPUTS_MAX && output_ring_pop(request->ring, &output) == STATUS_OK) {
+    while (!call->ended && taken < PUMP_OUTPUTS_MAX &&
+           output_ring_pop(request->ring, &output) == STATUS_OK) {
         taken++;
         note_token(call, &output, start);
         if (api_stream_push(stream, &output, &ended))
@@ -269,7 +269,8 @@ void call_pump(struct call *call, bool *more)
     }
     if (!taken) return;
     *more = taken == PUMP_OUTPUTS_MAX && !call->ended;
-    if (call->ended) call_count(call, 200);
+    if (call->ended && call->state == CALL_STREAM)
+        call_count(call, 200); /* before its last byte goes */
     api_stream_flush(stream, &call->out);
     call->make_ns += (uint64_t)(clock_mono_ns() - start);
     if (call->ended && call->state == CALL_WAITING) finish_whole(call);

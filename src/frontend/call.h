@@ -20,15 +20,25 @@
 #include "frontend/http_route.h"
 #include "frontend/text_pool.h"
 
-enum call_state { CALL_HEAD, CALL_BODY, CALL_PARSING, CALL_WAITING, CALL_STREAM, CALL_ANSWER, CALL_SENT, CALL_GONE };
+enum call_state {
+    CALL_HEAD,
+    CALL_BODY,
+    CALL_PARSING,
+    CALL_WAITING,
+    CALL_STREAM,
+    CALL_ANSWER,
+    CALL_SENT,
+    CALL_GONE
+};
 
 struct conn {
     struct io_thread *io;
     struct MHD_Connection *mhd;
     int fd;
-    int linger_fd;    /* a duplicate, when what the client still sends is to be read away after the close; else -1 */
-    int64_t since_ns; /* of the phase */
-    bool fresh;       /* no request has ended on it yet */
+    int linger_fd; /* a duplicate, when what the client still sends is to be read away after the close; else -1 */
+    int64_t since_ns;  /* of the phase */
+    bool fresh;        /* no request has ended on it yet */
+    bool hung_up;      /* the client has closed its side */
     struct call *call; /* NULL: idle */
     struct conn *prev, *next;
 };
@@ -38,8 +48,8 @@ struct call {
     struct frontend *frontend;
     enum call_state state;
     bool suspended;
-    bool counted;  /* in the metrics */
-    bool close;    /* the connection ends with this answer */
+    bool counted; /* in the metrics */
+    bool close;   /* the connection ends with this answer */
     bool refused_early;
     _Atomic bool gone; /* the client has left; the text thread looks before it submits */
 
@@ -60,15 +70,15 @@ struct call {
     struct api_fault fault; /* http_status != 0: the answer is its body */
     unsigned status;
     const char *content_type;
-    struct buf out;  /* whole answer, or events not yet given to libmicrohttpd */
-    size_t out_at;   /* sent part of out (events) */
+    struct buf out; /* whole answer, or events not yet given to libmicrohttpd */
+    size_t out_at;  /* sent part of out (events) */
 
     /* generation */
     struct api_answer api; /* written by the text thread */
     bool submitted;
     bool ended; /* api_stream_done: nothing more is expected */
     int64_t first_token_ns, last_token_ns, last_taken_ns;
-    uint64_t make_ns; /* making text and events */
+    uint64_t make_ns;       /* making text and events */
     struct call *next_done; /* list of the I/O thread */
     struct call *next_again;
     bool in_again;
@@ -135,8 +145,13 @@ void service_answer(struct call *call);
 enum api_state service_state(const struct frontend *frontend);
 
 /* --- io_thread.c --- */
-void io_resume(struct call *call);  /* lets libmicrohttpd go on with a suspended call */
+enum status io_create(struct frontend *frontend, struct io_thread *io, uint32_t number,
+                      uint32_t connections_max, struct error *err);
+void io_stop(struct io_thread *io); /* asks; io_destroy waits */
+void io_destroy(struct io_thread *io);
+
+void io_resume(struct call *call); /* lets libmicrohttpd go on with a suspended call */
 void io_suspend(struct call *call);
-void io_done(struct call *call);    /* text thread: hands the call back */
-void io_again(struct call *call);   /* pump it once more in the next turn */
+void io_done(struct call *call);  /* text thread: hands the call back */
+void io_again(struct call *call); /* pump it once more in the next turn */
 struct output_bell *io_bell(struct io_thread *io);

@@ -24,14 +24,14 @@ struct frontend; /* opaque */
 
 /* Strings are borrowed until frontend_stop. */
 struct frontend_options {
-    const char *host;            /* address to listen on; NULL or "": 127.0.0.1 */
-    uint16_t port;               /* 0: any free one (frontend_port tells) */
-    const char *uds;             /* path of a unix socket to listen on instead of TCP; NULL or "": none */
+    const char *host; /* address to listen on; NULL or "": 127.0.0.1 */
+    uint16_t port;    /* 0: any free one (frontend_port tells) */
+    const char *uds;  /* path of a unix socket to listen on instead of TCP; NULL or "": none */
     const char *const *api_keys; /* [api_key_count] */
     uint32_t api_key_count;      /* 0: no key is asked for */
     bool cors;
-    uint32_t connections_max;  /* over all I/O threads */
-    uint64_t body_bytes_max;   /* of one body; all bodies at once: 16 times that, at least 256 MiB */
+    uint32_t connections_max; /* over all I/O threads */
+    uint64_t body_bytes_max;  /* of one body; all bodies at once: 16 times that, at least 256 MiB */
     uint32_t header_timeout_s; /* incomplete request */
     uint32_t idle_timeout_s;   /* keep-alive connection without a request */
     uint32_t client_stall_s;   /* a client that reads nothing of its answer */

@@ -4,6 +4,7 @@
  * without Host, with blanks before a colon, as if they were sound: http_head_read refuses them at the first call. An
  * answer given before the body has been read closes the connection; a duplicate of the socket then reads away what the
  * client still sends (io_thread.c), or its kernel would drop our answer with the reset. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -101,7 +102,8 @@ static enum MHD_Result queue_answer(struct call *call, struct MHD_Connection *mh
     }
     if (buf_status(&call->out)) return MHD_NO;
     struct MHD_Response *response = MHD_create_response_from_buffer(
-        call->out.len, call->out.ptr, call->out.len ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+        call->out.len, call->out.ptr,
+        call->out.len ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
 
     if (!response) return MHD_NO;
     if (call->out.len) call->out = (struct buf){0}; /* the response frees it */
@@ -184,7 +186,8 @@ static enum MHD_Result first_call(struct call *call, struct MHD_Connection *mhd,
     take_head(call, &head, method);
     call->state = CALL_BODY;
     if (check_head(call, &head)) return MHD_YES;
-    if (!head.bad && !head.chunked && !head.length) return MHD_YES; /* answered at the last call: keep-alive */
+    if (!head.bad && !head.chunked && !head.length)
+        return MHD_YES; /* answered at the last call: keep-alive */
     call->close = true;
     call->refused_early = true;
     call->conn->linger_fd = dup(call->conn->fd);
@@ -213,7 +216,8 @@ static enum MHD_Result refuse_body(struct call *call)
         "Connection: close\r\nContent-Length: %zu\r\nX-Request-Id: %s\r\n\r\n";
     struct buf out;
 
-    api_refuse(&call->fault, 413, "request_too_large", NULL, "The body may have at most %llu bytes.",
+    api_refuse(&call->fault, 413, "request_too_large", NULL,
+               "The body may have at most %llu bytes.",
                (unsigned long long)call->frontend->options.body_bytes_max);
     buf_init(&out, 0);
     buf_clear(&call->out);
@@ -233,15 +237,14 @@ static enum MHD_Result start_parsing(struct call *call, struct MHD_Connection *m
 {
     call->received_ns = clock_mono_ns();
     call->state = CALL_PARSING;
-    io_suspend(call);
-    if (!text_pool_submit(call->frontend->pool, call)) return MHD_YES;
-    atomic_fetch_add(&call->frontend->stats->rejected[REJECT_TEXT_FULL], 1);
+    if (!text_pool_submit(call->frontend->pool, call)) {
+        io_suspend(call);
+        if (call->conn->hung_up) call_vanish(call);
+        return MHD_YES;
+    }
     api_refuse(&call->fault, 429, "rate_limit_exceeded", NULL,
                "Too many requests are being read; try again in a second.");
-    (void)mhd;
-    call->state = CALL_ANSWER;
-    io_resume(call);
-    return MHD_YES;
+    return queue_answer(call, mhd);
 }
 
 static enum MHD_Result last_call(struct call *call, struct MHD_Connection *mhd)

@@ -92,7 +92,8 @@ static bool is_token(const char *text, size_t len)
     for (size_t i = 0; i < len; i++) {
         char c = text[i];
 
-        if (!((c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') || (c && strchr(marks, c))))
+        if (!((c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') ||
+              (c && strchr(marks, c))))
             return false;
     }
     return len > 0;
@@ -246,7 +247,8 @@ const char *http_media_fault(const struct http_head *head)
     if (encoding && *encoding && strcasecmp(encoding, "identity") != 0)
         return "The body must not be compressed: Content-Encoding may only be identity.";
     if (!type || !*type) return NULL;
-    struct slice media = slice_of(type, strcspn(type, "; \t")), charset = charset_of(type + media.len);
+    struct slice media = slice_of(type, strcspn(type, "; \t")),
+                 charset = charset_of(type + media.len);
 
     if (!is_json_type(media)) return "The body's Content-Type must be application/json.";
     if (charset.ptr && !(charset.len == 5 && strncasecmp(charset.ptr, "utf-8", 5) == 0) &&

@@ -29,8 +29,7 @@ struct http_head {
     const char *request_id, *request_headers;
     uint32_t authorization_count;
 };
-void http_head_read(struct MHD_Connection *connection, const char *version,
-                    struct http_head *out);
+void http_head_read(struct MHD_Connection *connection, const char *version, struct http_head *out);
 
 /* Whether an Authorization header carries one of the keys; takes the same time whichever differs. */
 bool http_auth_ok(const char *authorization, const char *const *keys, uint32_t key_count);

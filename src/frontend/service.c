@@ -46,8 +46,8 @@ static void answer_ready(struct call *call, const struct engine_stats *stats)
     }
     call->status = 503;
     call->fault.retry_after_s = 1;
-    buf_append_str(&call->out, state == API_LOADING ? "{\"status\":\"loading\"}"
-                                                    : "{\"status\":\"draining\"}");
+    buf_append_str(&call->out,
+                   state == API_LOADING ? "{\"status\":\"loading\"}" : "{\"status\":\"draining\"}");
 }
 
 static void answer_version(struct call *call)

@@ -2,8 +2,10 @@
 #include "base/clock.h"
 #include "frontend/call.h"
 
-enum { EVENTS_BLOCK = 32 << 10, /* libmicrohttpd's buffer for one read */
-       OUT_KEEP = 16 << 10 };   /* an emptied buffer larger than this is given back */
+enum {
+    EVENTS_BLOCK = 32 << 10, /* libmicrohttpd's buffer for one read */
+    OUT_KEEP = 16 << 10
+}; /* an emptied buffer larger than this is given back */
 
 static void drop_sent(struct call *call)
 {
@@ -45,14 +47,15 @@ static ssize_t read_events(void *cls, uint64_t position, char *to, size_t max)
 
 enum MHD_Result sse_queue(struct call *call, struct MHD_Connection *mhd)
 {
-    struct MHD_Response *response = MHD_create_response_from_callback(
-        MHD_SIZE_UNKNOWN, EVENTS_BLOCK, read_events, call, NULL);
+    struct MHD_Response *response =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, EVENTS_BLOCK, read_events, call, NULL);
 
     if (!response) return MHD_NO;
     call->content_type = "text/event-stream; charset=utf-8";
     http_add_headers(call, response);
     MHD_add_response_header(response, "Cache-Control", "no-cache");
-    MHD_add_response_header(response, "X-Accel-Buffering", "no"); /* nginx: pass each event on at once */
+    MHD_add_response_header(response, "X-Accel-Buffering",
+                            "no"); /* nginx: pass each event on at once */
     enum MHD_Result ok = MHD_queue_response(mhd, 200, response);
 
     MHD_destroy_response(response);

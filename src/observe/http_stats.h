@@ -27,8 +27,7 @@ enum { HTTP_STATUSES = 14 };
 extern const uint16_t http_status_list[HTTP_STATUSES];
 
 enum reject_reason {
-    REJECT_QUEUE_FULL, /* 429 of the engine's queue */
-    REJECT_TEXT_FULL,  /* 429 of the text pool's queue */
+    REJECT_QUEUE_FULL, /* 429 */
     REJECT_LOADING,
     REJECT_DRAINING,
     REJECT_UNAVAILABLE, /* 503 for any other reason */

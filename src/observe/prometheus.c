@@ -60,8 +60,8 @@ static void put_requests(struct buf *out, const struct http_stats *http)
 
 static void put_rejected(struct buf *out, const struct http_stats *http)
 {
-    static const char *const reasons[REJECT_REASONS] = {"queue_full", "text_queue_full", "loading",
-                                                        "draining", "unavailable"};
+    static const char *const reasons[REJECT_REASONS] = {"queue_full", "loading", "draining",
+                                                        "unavailable"};
 
     family(out, "requests_rejected_total", "counter", "Requests refused with 429 or 503.");
     for (int i = 0; i < REJECT_REASONS; i++)
