@@ -24,8 +24,8 @@ struct attend_state {
 
 /* Queries of consecutive rows of one sequence that share a KV head. */
 struct attend_tile {
-    const float *q;    /* row r, head g of the group: q + r * q_stride + g * head_dim */
-    uint64_t q_stride; /* floats */
+    const float *q;       /* row r, head g of the group: q + r * q_stride + g * head_dim */
+    uint64_t q_stride;    /* floats */
     uint32_t rows, heads; /* heads: query heads per KV head */
     uint32_t first_pos;   /* absolute position of row 0 */
     uint32_t window;      /* 0: all */

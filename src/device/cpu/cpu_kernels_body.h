@@ -67,8 +67,8 @@ INLINE float ISA(max_of)(lanes v)
 INLINE lanes ISA(exp)(lanes x)
 {
     const lanes magic = ISA(splat)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    lanes clamped = ISA(max)(ISA(select)(x < ISA(splat)(88.0f), x, ISA(splat)(88.0f)),
-                             ISA(splat)(-87.0f));
+    lanes clamped =
+        ISA(max)(ISA(select)(x < ISA(splat)(88.0f), x, ISA(splat)(88.0f)), ISA(splat)(-87.0f));
     lanes n = ISA(fma)(clamped, ISA(splat)(1.44269504088896341f), magic) - magic;
     lanes r = ISA(fma)(n, ISA(splat)(-0.693359375f), clamped);
     lanes p = ISA(splat)(1.9875691500e-4f);
@@ -158,7 +158,8 @@ static void ISA(norm)(const float *x, uint32_t n, float eps, const float *gain, 
 
 INLINE lanes ISA(activate)(enum activation act, lanes x)
 {
-    lanes y = x; /* act(x) = x * sigmoid(y): tanh(z) = 2 sigmoid(2z) - 1 makes GELU the same shape */
+    lanes y =
+        x; /* act(x) = x * sigmoid(y): tanh(z) = 2 sigmoid(2z) - 1 makes GELU the same shape */
 
     if (act == ACT_GELU_TANH) y = x * 1.5957691216057308f * (x * x * 0.044715f + 1.0f);
     return x / (ISA(exp)(-y) + 1.0f);
@@ -358,9 +359,8 @@ static void ISA(attend)(const struct attend_tile *tile, uint32_t begin, uint32_t
                         struct attend_state *state)
 {
     uint32_t queries = tile->rows * tile->heads;
-    uint32_t first = tile->window && tile->first_pos + 1 > tile->window
-                         ? tile->first_pos + 1 - tile->window
-                         : 0;
+    uint32_t first =
+        tile->window && tile->first_pos + 1 > tile->window ? tile->first_pos + 1 - tile->window : 0;
 
     for (uint32_t i = 0; i < queries; i++)
         state->max[i] = -INFINITY, state->sum[i] = 0;

@@ -103,7 +103,8 @@ static uint32_t top_tokens(const struct sample_row *row, uint32_t n, double log_
     }
     for (uint32_t left = count; left > 0; left--) { /* the smallest goes last */
         uint32_t id = key_id(heap[0]);
-        tops[left - 1] = (struct top_logprob){(int32_t)id, (float)((double)row->logits[id] - log_total)};
+        tops[left - 1] =
+            (struct top_logprob){(int32_t)id, (float)((double)row->logits[id] - log_total)};
         heap[0] = heap[left - 1];
         sift_down(heap, left - 1, 0, ~(uint64_t)0);
     }
@@ -211,9 +212,8 @@ static uint64_t find_threshold(const struct step_open *o, const float *z, const 
     if (o->top_k > 0 && (uint32_t)o->top_k < tokens)
         threshold = raise_threshold(z, NULL, tokens, o->top_k, threshold, heap);
     if (o->top_p < 1)
-        threshold = raise_threshold(z, p, tokens,
-                                    (double)o->top_p * kept_mass(z, p, tokens, threshold),
-                                    threshold, heap);
+        threshold = raise_threshold(
+            z, p, tokens, (double)o->top_p * kept_mass(z, p, tokens, threshold), threshold, heap);
     return threshold;
 }
 

@@ -16,7 +16,8 @@
 enum { SEEN_PROMPT = 0x8000, SEEN_COUNT_MAX = 0x7fff, SAMPLE_REFS = 16 };
 
 struct sample_slot {
-    struct step_open open; /* the parameters; its first/count fields of ids and biases are of a step long gone */
+    struct step_open
+        open; /* the parameters; its first/count fields of ids and biases are of a step long gone */
     uint32_t banned_count, bias_count;
     int32_t *banned;          /* [banned_max] */
     struct step_bias *biases; /* [bias_max] */
