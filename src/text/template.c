@@ -61,7 +61,12 @@ void *compile_alloc(struct compiler *c, size_t size)
 /* Length of the well-formed UTF-8 sequence at p, 0 if there is none (Unicode, table 3-7). */
 static size_t sequence_length(const unsigned char *p, size_t len)
 {
-    size_t n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
+    size_t n = p[0] < 0x80   ? 1
+               : p[0] < 0xc2 ? 0
+               : p[0] < 0xe0 ? 2
+               : p[0] < 0xf0 ? 3
+               : p[0] < 0xf5 ? 4
+                             : 0;
 
     if (n == 0 || n > len) return 0;
     for (size_t i = 1; i < n; i++)

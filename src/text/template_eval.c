@@ -696,7 +696,11 @@ static enum flow run_node(struct render *r, const struct node *n)
     case N_FILTER_BLOCK:
         flow = capture_inner(r, n->body, &v);
         if (flow != FLOW_NEXT) return flow;
-        write_value(r, filter_text(r, n->b, v));
+        v = filter_text(r, n->b, v);
+        if (!is_str(v))
+            template_fail(r, TEMPLATE_RUNTIME, "a filter block must give text, not %s",
+                          type_name(v));
+        write_value(r, v);
         return FLOW_NEXT;
     case N_WITH: return run_with(r, n);
     case N_SCOPE: return run_inner(r, n->body);

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 
 /* --- attribute paths: "a.b.0" --- */
-static struct value follow_path(struct render *r, struct value item, struct value path,
-                                struct value fallback)
+struct value value_path(struct render *r, struct value item, struct value path,
+                        struct value fallback)
 {
     bool has_fallback = fallback.type != V_ABSENT && fallback.type != V_NONE;
     uint32_t begin = 0, end;
@@ -46,7 +46,7 @@ static struct value ignore_case(struct render *r, struct value v)
 static struct value sort_key(struct render *r, struct value item, struct value path,
                              bool case_sensitive)
 {
-    item = follow_path(r, item, path, v_absent());
+    item = value_path(r, item, path, v_absent());
     return case_sensitive ? item : ignore_case(r, item);
 }
 
@@ -98,29 +98,23 @@ static struct list *sorted(struct render *r, struct entry *items, uint32_t count
 /* value | sort(reverse, case_sensitive, attribute) */
 static struct value filter_sort(struct render *r, struct value *a, const struct args *args)
 {
-    struct list *all = value_items(r, a[0]), *paths = NULL;
+    struct list *all = value_items(r, a[0]), *paths;
     struct entry *items = keyed(r, all->count);
     bool case_sensitive = flag(a[2]);
 
     (void)args;
-    if (is_str(a[3]) && memchr(a[3].s->ptr, ',', a[3].s->len)) {
-        paths = list_make(r, 0);
-        for (uint32_t begin = 0, end; begin <= a[3].s->len; begin = end + 1) {
-            for (end = begin; end < a[3].s->len && a[3].s->ptr[end] != ',';)
-                end++;
-            list_push(r, paths, str_sub(r, a[3].s, begin, end));
-        }
+    paths = list_make(r, 1);
+    for (uint32_t begin = 0, end; is_str(a[3]) && begin <= a[3].s->len; begin = end + 1) {
+        for (end = begin; end < a[3].s->len && a[3].s->ptr[end] != ',';)
+            end++;
+        list_push(r, paths, str_sub(r, a[3].s, begin, end));
     }
+    if (!is_str(a[3])) list_push(r, paths, a[3]);
     for (uint32_t i = 0; i < all->count; i++) {
-        items[i].value = all->items[i];
-        if (!paths) {
-            items[i].key = sort_key(r, all->items[i], a[3], case_sensitive);
-            continue;
-        }
-        struct list *keys = list_make(r, paths->count);
+        struct list *keys = list_make(r, paths->count); /* a list, whose < looks for equals first */
         for (uint32_t p = 0; p < paths->count; p++)
             list_push(r, keys, sort_key(r, all->items[i], paths->items[p], case_sensitive));
-        items[i].key = v_list(keys);
+        items[i] = (struct entry){v_list(keys), all->items[i]};
     }
     return v_list(sorted(r, items, all->count, flag(a[1])));
 }
@@ -158,7 +152,7 @@ static struct value filter_groupby(struct render *r, struct value *a, const stru
 
     (void)args;
     for (uint32_t i = 0; i < all->count; i++) {
-        struct value key = follow_path(r, all->items[i], a[1], a[2]);
+        struct value key = value_path(r, all->items[i], a[1], a[2]);
         items[i] = (struct entry){flag(a[3]) ? key : ignore_case(r, key), all->items[i]};
     }
     order = sorted(r, items, all->count, false);
@@ -167,7 +161,7 @@ static struct value filter_groupby(struct render *r, struct value *a, const stru
             struct list *pair = list_make(r, 2);
             struct value group = v_tuple(pair);
             group.sub = 1;
-            list_push(r, pair, follow_path(r, order->items[i], a[1], a[2]));
+            list_push(r, pair, value_path(r, order->items[i], a[1], a[2]));
             list_push(r, pair, v_list(list_make(r, 0)));
             list_push(r, groups, group);
             last = items[i].key;
@@ -231,7 +225,7 @@ static struct value filter_sum(struct render *r, struct value *a, const struct a
     (void)args;
     if (is_str(sum)) template_fail(r, TEMPLATE_RUNTIME, "sum() can't sum strings");
     for (uint32_t i = 0; i < all->count; i++)
-        sum = value_add(r, sum, follow_path(r, all->items[i], a[1], v_absent()));
+        sum = value_add(r, sum, value_path(r, all->items[i], a[1], v_absent()));
     return sum;
 }
 
@@ -284,7 +278,7 @@ static struct value filter_map(struct render *r, struct value *a, const struct a
     for (uint32_t i = 0; i < all->count; i++) {
         struct value item = all->items[i];
         list_push(r, out,
-                  by_path ? follow_path(r, item, path, fallback)
+                  by_path ? value_path(r, item, path, fallback)
                           : call_builtin(r, filter, &item, &rest));
     }
     return v_iter(r, out, "sync_do_map");
@@ -307,7 +301,7 @@ static struct value choose(struct render *r, struct value *a, const struct args 
     all = value_items(r, a[0]);
     for (uint32_t i = 0; i < all->count; i++) {
         struct value v = all->items[i];
-        if (by_attr) v = follow_path(r, v, args->pos[0], v_absent());
+        if (by_attr) v = value_path(r, v, args->pos[0], v_absent());
         if (test) v = call_builtin(r, test, &v, &rest);
         if (value_true(v) == wanted) list_push(r, out, all->items[i]);
     }
@@ -342,6 +336,7 @@ static struct value filter_first(struct render *r, struct value *a, const struct
     (void)args;
     if (a[0].type == V_ITER) { /* takes one, leaves the rest */
         struct iter *iter = a[0].iter;
+        if (iter->fault) template_fail(r, TEMPLATE_RUNTIME, "%s", iter->fault);
         if (iter->at == iter->items->count) return v_undefined("no first item, sequence was empty");
         return iter->items->items[iter->at++];
     }
@@ -356,7 +351,6 @@ static struct value filter_last(struct render *r, struct value *a, const struct 
     (void)args;
     if (a[0].type == V_ITER)
         template_fail(r, TEMPLATE_RUNTIME, "'generator' object is not reversible");
-    if (a[0].type == V_UNDEFINED) fail_undefined(r, a[0]);
     all = value_items(r, a[0]);
     return all->count ? all->items[all->count - 1]
                       : v_undefined("no last item, sequence was empty");
@@ -375,7 +369,6 @@ static struct value filter_reverse(struct render *r, struct value *a, const stru
 
     (void)args;
     if (is_str(a[0])) return value_slice(r, a[0], v_none(), v_none(), minus);
-    if (a[0].type == V_UNDEFINED) fail_undefined(r, a[0]);
     all = value_items(r, a[0]);
     l = list_make(r, all->count);
     for (uint32_t i = all->count; i > 0; i--)
@@ -397,8 +390,11 @@ static struct value filter_items(struct render *r, struct value *a, const struct
 
     (void)args;
     if (a[0].type == V_UNDEFINED) return v_iter(r, list_make(r, 0), "do_items");
-    if (a[0].type != V_DICT)
-        template_fail(r, TEMPLATE_RUNTIME, "can only get item pairs from a mapping");
+    if (a[0].type != V_DICT) {
+        struct value v = v_iter(r, list_make(r, 0), "do_items");
+        v.iter->fault = "can only get item pairs from a mapping"; /* when it is read */
+        return v;
+    }
     view.d = a[0].d;
     return v_iter(r, value_items(r, view), "do_items");
 }
@@ -464,7 +460,8 @@ static struct value filter_attr(struct render *r, struct value *a, const struct 
 
     (void)args;
     arg_str(r, a[1], "the name of an attribute");
-    if (a[0].type != V_UNDEFINED && find_attr(r, a[0], a[1], &v)) return v;
+    if (a[0].type == V_UNDEFINED) fail_undefined(r, a[0]);
+    if (find_attr(r, a[0], a[1], &v)) return v;
     return v_undefined_attr(r, a[0], a[1]);
 }
 

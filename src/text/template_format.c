@@ -324,7 +324,8 @@ struct value format_percent(struct render *r, struct value format, struct value 
         from = at;
     }
     sink_sub(&out, s, from, s->len);
-    bool mapping = arg.type == V_DICT || arg.type == V_LIST || arg.type == V_RANGE;
+    bool mapping = arg.type == V_DICT || arg.type == V_LIST || arg.type == V_RANGE ||
+                   arg.type == V_UNDEFINED;
     if (!named && !mapping && p.used < (p.tuple ? p.tuple->count : 1))
         template_fail(r, TEMPLATE_RUNTIME, "not all arguments converted during string formatting");
     v = sink_value(&out);
@@ -485,7 +486,6 @@ static void format_value(struct render *r, struct sink *out, struct value v, con
         return;
     }
     parse_spec(r, text, &spec);
-    if (v.type == V_UNDEFINED) v = v_text(r, "");
     if (is_str(v)) {
         if (spec.zero && !spec.align) spec.fill = '0';
         if ((spec.type && spec.type != 's') || spec.sign || spec.align == '=' || spec.grouping)

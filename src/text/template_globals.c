@@ -321,22 +321,24 @@ BUILTIN(copy)
 
 BUILTIN(list_count)
 {
+    struct list *l = value_items(r, a[0]);
     int64_t n = 0;
 
-    for (uint32_t i = 0; i < a[0].l->count; i++)
-        n += value_equal(r, a[0].l->items[i], a[1]);
+    for (uint32_t i = 0; i < l->count; i++)
+        n += value_equal(r, l->items[i], a[1]);
     return v_int(n);
 }
 
 BUILTIN(list_index)
 {
-    int64_t count = a[0].l->count, from = arg_int(r, a[2], 0, "a position");
+    struct list *l = value_items(r, a[0]);
+    int64_t count = l->count, from = arg_int(r, a[2], 0, "a position");
     int64_t to = arg_int(r, a[3], count, "a position");
 
     if (from < 0 && (from += count) < 0) from = 0;
     if (to < 0) to += count;
     for (int64_t i = from; i < to && i < count; i++)
-        if (value_equal(r, a[0].l->items[i], a[1])) return v_int(i);
+        if (value_equal(r, l->items[i], a[1])) return v_int(i);
     template_fail(r, TEMPLATE_RUNTIME, "the value is not in the list");
 }
 
@@ -366,5 +368,7 @@ const struct builtin template_other_methods[] = {
     {"index", list_index, "value start stop", 1, V_LIST},
     {"count", list_count, "value", 1, V_TUPLE},
     {"index", list_index, "value start stop", 1, V_TUPLE},
+    {"count", list_count, "value", 1, V_RANGE},
+    {"index", list_index, "value", 1, V_RANGE},
     {0},
 };

@@ -100,11 +100,8 @@ static struct list *split_spaces(struct render *r, struct value self, int64_t ma
         }
         if (at >= s->len) return l;
         begin = at;
-        if (max == 0) { /* the rest, without the spaces at its end */
-            uint32_t end = begin;
-            for (next = at; next < s->len;)
-                if (!char_space(str_next(s->ptr, &next))) end = next;
-            push_part(r, l, self, begin, end);
+        if (max == 0) {
+            push_part(r, l, self, begin, s->len);
             return l;
         }
         for (next = at; at < s->len && !char_space(str_next(s->ptr, &next)); at = next) {
@@ -138,10 +135,7 @@ static struct list *rsplit_spaces(struct render *r, struct value self, int64_t m
         if (at == 0) return reversed(l);
         end = at;
         if (max == 0) {
-            uint32_t from = 0, next = 0;
-            while (next < end && char_space(str_next(s->ptr, &next)))
-                from = next;
-            push_part(r, l, self, from, end);
+            push_part(r, l, self, 0, end);
             return reversed(l);
         }
         while (at > 0 && (begin = char_before(s, at, &code), !char_space(code)))

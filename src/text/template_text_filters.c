@@ -118,15 +118,18 @@ FILTER(replace)
 FILTER(join)
 {
     struct value d = a[1].type == V_ABSENT ? v_text(r, "") : value_display(r, a[1]);
-    struct args path = {
-        .names = (struct value[]){v_text(r, "attribute")}, .named = &a[2], .named_count = 1};
-    struct value over = a[0];
+    struct value result, item;
     struct list *all;
     struct sink out;
     bool markup = false;
 
-    if (!absent(a[2])) over = call_builtin(r, filter_find(SLICE("map")), a, &path);
-    all = value_items(r, over);
+    all = value_items(r, a[0]);
+    if (!absent(a[2])) {
+        struct list *parts = list_make(r, all->count);
+        for (uint32_t i = 0; i < all->count; i++)
+            list_push(r, parts, value_path(r, all->items[i], a[2], v_absent()));
+        all = parts;
+    }
     for (uint32_t i = 0; r->autoescape && i < all->count; i++)
         markup |= is_str(all->items[i]) && all->items[i].sub;
     markup |= r->autoescape && d.sub;
@@ -135,14 +138,12 @@ FILTER(join)
     for (uint32_t i = 0; i < all->count; i++) {
         render_step(r, 1 + d.s->len / 16);
         if (i) sink_str(&out, d.s);
-        if (markup)
-            sink_str(&out, value_escape(r, all->items[i]).s);
-        else
-            sink_display(&out, all->items[i]);
+        item = markup ? value_escape(r, all->items[i]) : all->items[i];
+        sink_display(&out, item);
     }
-    over = sink_value(&out);
-    over.sub = markup;
-    return over;
+    result = sink_value(&out);
+    result.sub = markup;
+    return result;
 }
 
 /* value | indent(width, first, blank) */
@@ -192,16 +193,17 @@ FILTER(indent)
 /* value | truncate(length, killwords, end, leeway) */
 FILTER(truncate)
 {
-    struct str *s = arg_str(r, a[0], "what to truncate");
     int64_t length = arg_int(r, a[1], 255, "truncate's length");
     int64_t leeway = absent(a[4]) ? 5 : arg_int(r, a[4], 5, "truncate's leeway");
     struct value end = a[3].type == V_ABSENT ? v_text(r, "...") : a[3], v;
     struct str *tail = arg_str(r, end, "truncate's end");
     uint32_t cut, space;
+    struct str *s;
 
     if (length < str_chars(tail) || leeway < 0)
         template_fail(r, TEMPLATE_RUNTIME, "truncate: the length must be at least that of the end");
-    if (str_chars(s) <= length + leeway) return a[0];
+    if (value_length(r, a[0]) <= length + leeway) return a[0];
+    s = arg_str(r, a[0], "what to truncate");
     cut = str_offset(s, (uint32_t)(length - str_chars(tail)));
     if (!flag(a[2])) {
         for (space = cut; space > 0 && s->ptr[space - 1] != ' ';)
@@ -213,105 +215,140 @@ FILTER(truncate)
     return value_add(r, v, end);
 }
 
-/* --- wordwrap: textwrap.wrap of each line, without tab expansion --- */
+/* --- wordwrap: textwrap.wrap of each line, without tab expansion (em dashes aside) --- */
+struct chunk { /* bytes of a line that stay together: white space, or a word */
+    uint32_t begin, end;
+};
 struct wrap {
+    struct render *r;
+    const struct str *s;
     struct sink *out;
-    const struct str *s, *newline;
-    int64_t width, used; /* of the line being made */
-    bool any;            /* a line of the output has been begun */
-    bool break_words;
-    uint32_t spaces_from, spaces_to; /* white space held back before the next word */
+    const struct str *newline;
+    int64_t width;
+    bool break_words, break_hyphens;
+    bool any; /* a line has been written */
 };
 
-static void wrap_newline(struct wrap *w)
+static bool letter_at(const struct str *s, uint32_t at)
 {
-    if (w->any) sink_str(w->out, w->newline);
-    w->any = true;
-    w->used = 0;
+    unsigned char c = (unsigned char)s->ptr[at];
+
+    return c >= 0x80 || isalpha(c) || c == '_';
 }
 
-static void wrap_chunk(struct wrap *w, uint32_t begin, uint32_t end, bool first_of_line)
+/* Whether a line may be broken behind the hyphen at `at`: letters on both sides, two before it or a-b-. */
+static bool breaks_after(const struct str *s, uint32_t at, uint32_t end)
 {
-    int64_t chars = str_index(w->s, end) - str_index(w->s, begin);
-    int64_t gap = str_index(w->s, w->spaces_to) - str_index(w->s, w->spaces_from);
+    uint32_t next = at + 1;
+    bool before =
+        at >= 2 && letter_at(s, at - 1) &&
+        (letter_at(s, at - 2) || (at >= 3 && s->ptr[at - 2] == '-' && letter_at(s, at - 3)));
 
-    if (first_of_line || (w->used && w->used + gap + chars > w->width)) {
-        if (!first_of_line && w->break_words && chars > w->width && w->used + gap < w->width) {
-            /* a word too long for any line starts on this one */
-        } else {
-            wrap_newline(w);
-            w->spaces_from = w->spaces_to;
-            gap = 0;
-        }
-    }
-    sink_sub(w->out, w->s, w->spaces_from, w->spaces_to);
-    w->used += gap;
-    w->spaces_from = w->spaces_to;
-    while (w->break_words && chars > w->width - w->used) {
-        int64_t fits = w->width - w->used > 0 ? w->width - w->used : 1;
-        uint32_t cut = begin;
-        if (chars <= fits) break;
-        for (int64_t i = 0; i < fits; i++)
-            str_next(w->s->ptr, &cut);
-        sink_sub(w->out, w->s, begin, cut);
-        render_step(w->out->r, 1);
-        begin = cut;
-        chars -= fits;
-        wrap_newline(w);
-    }
-    sink_sub(w->out, w->s, begin, end);
-    w->used += chars;
+    if (!before || next + 1 >= end || !letter_at(s, next)) return false;
+    str_next(s->ptr, &next);
+    if (next < end && s->ptr[next] == '-') next++;
+    return next < end && letter_at(s, next);
 }
 
-static void wrap_line(struct wrap *w, uint32_t begin, uint32_t end, bool hyphens)
+static bool blank_at(const struct str *s, uint32_t at)
 {
+    return s->ptr[at] && strchr("\t\n\v\f\r ", s->ptr[at]);
+}
+
+static uint32_t next_chunk(const struct wrap *w, uint32_t at, uint32_t end)
+{
+    bool blank = blank_at(w->s, at);
+
+    for (at++; at < end && blank_at(w->s, at) == blank; at++)
+        if (!blank && w->break_hyphens && w->s->ptr[at] == '-' && breaks_after(w->s, at, end))
+            return at + 1;
+    return at;
+}
+
+static int64_t chunk_chars(const struct wrap *w, struct chunk c)
+{
+    struct str part = {.ptr = w->s->ptr + c.begin, .len = c.end - c.begin, .chars = STR_UNKNOWN};
+
+    return str_chars(&part);
+}
+
+/* Where a word that fits no line is cut so that `room` characters of it go on this one. */
+static uint32_t cut_word(const struct wrap *w, struct chunk c, int64_t room)
+{
+    uint32_t at = c.begin, hyphen = 0;
+    bool other = false;
+
+    for (; room > 0 && at < c.end; room--) {
+        if (w->s->ptr[at] == '-' && other) hyphen = at + 1;
+        other |= w->s->ptr[at] != '-';
+        str_next(w->s->ptr, &at);
+    }
+    return w->break_hyphens && hyphen ? hyphen : at;
+}
+
+static void wrap_line(struct wrap *w, uint32_t begin, uint32_t end)
+{
+    struct chunk c = {begin, begin}, line;
     bool first = true;
 
-    w->spaces_from = w->spaces_to = begin;
-    while (begin < end) {
-        uint32_t word = begin, next = begin;
-        while (word < end && char_space(str_next(w->s->ptr, &next)))
-            word = next;
-        if (word == end) break; /* white space at the end is dropped */
-        w->spaces_to = word;
-        if (word > begin && first) w->spaces_from = begin; /* kept at the start of the text */
-        for (begin = next = word; begin < end; begin = next) {
-            uint32_t code = str_next(w->s->ptr, &next);
-            if (char_space(code)) break;
-            if (hyphens && code == '-' && begin > word && next < end &&
-                isalpha((unsigned char)w->s->ptr[begin - 1]) &&
-                isalpha((unsigned char)w->s->ptr[next])) {
-                begin = next;
-                break;
+    while (c.end < end || c.begin < c.end) {
+        int64_t used = 0, chars;
+        uint32_t last_blank = UINT32_MAX;
+        if (c.begin == c.end) c.end = next_chunk(w, c.begin, end);
+        if (!first && blank_at(w->s, c.begin)) { /* dropped at the start of a line but the first */
+            c.begin = c.end;
+            if (c.end == end) break;
+            c.end = next_chunk(w, c.begin, end);
+        }
+        line = (struct chunk){c.begin, c.begin};
+        for (;;) {
+            render_step(w->r, 1 + (c.end - c.begin) / 16);
+            chars = chunk_chars(w, c);
+            if (used + chars > w->width) break;
+            last_blank = blank_at(w->s, c.begin) ? c.begin : UINT32_MAX;
+            used += chars;
+            line.end = c.begin = c.end;
+            if (c.end == end) break;
+            c.end = next_chunk(w, c.begin, end);
+        }
+        if (c.begin < c.end && chars > w->width) {
+            if (w->break_words) {
+                line.end = c.begin = cut_word(w, c, w->width - used);
+                if (line.end > line.begin && w->width > used) last_blank = UINT32_MAX;
+            } else if (line.begin == line.end) {
+                line.end = c.begin = c.end;
             }
         }
-        render_step(w->out->r, 1 + (begin - word) / 16);
-        wrap_chunk(w, word, begin, first);
+        if (last_blank != UINT32_MAX) line.end = last_blank;
+        if (line.begin == line.end) continue;
+        if (w->any) sink_str(w->out, w->newline);
+        w->any = true;
         first = false;
-        w->spaces_from = w->spaces_to = begin;
+        sink_sub(w->out, w->s, line.begin, line.end);
     }
-    if (first) wrap_newline(w);
+    if (!first) return;
+    if (w->any) sink_str(w->out, w->newline); /* an empty line stays one */
+    w->any = true;
 }
 
 /* value | wordwrap(width, break_long_words, wrapstring, break_on_hyphens) */
 FILTER(wordwrap)
 {
     struct str *s = arg_str(r, a[0], "what to wrap");
-    struct value newline = absent(a[3]) ? v_text(r, "\n") : a[3];
+    struct value newline = absent(a[3]) ? v_text(r, "\n") : a[3], self[2] = {a[0], v_absent()};
     struct sink out;
-    struct wrap w = {.out = &out, .s = s, .newline = arg_str(r, newline, "wrapstring")};
-    bool hyphens = a[4].type == V_ABSENT || value_true(a[4]);
+    struct wrap w = {.r = r, .out = &out, .newline = arg_str(r, newline, "wrapstring")};
+    struct list *lines = by_method(r, "splitlines", self, 0).l;
 
+    (void)s;
     w.width = arg_int(r, a[1], 79, "wordwrap's width");
     w.break_words = a[2].type == V_ABSENT || value_true(a[2]);
+    w.break_hyphens = a[4].type == V_ABSENT || value_true(a[4]);
     if (w.width <= 0) template_fail(r, TEMPLATE_RUNTIME, "invalid width (must be > 0)");
-    if (!str_ascii(s)) render_step(r, (uint64_t)s->len * s->len / 1024);
     sink_init(&out, r);
-    for (uint32_t at = 0; at < s->len;) {
-        const char *end = memchr(s->ptr + at, '\n', s->len - at);
-        uint32_t stop = end ? (uint32_t)(end - s->ptr) : s->len;
-        wrap_line(&w, at, stop, hyphens);
-        at = stop + 1;
+    for (uint32_t i = 0; i < lines->count; i++) {
+        w.s = lines->items[i].s;
+        wrap_line(&w, 0, w.s->len);
     }
     return sink_value(&out);
 }

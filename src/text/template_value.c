@@ -541,6 +541,7 @@ static struct list *rest_of_iter(struct render *r, struct iter *iter)
 {
     struct list *rest = list_make(r, 0);
 
+    if (iter->fault) template_fail(r, TEMPLATE_RUNTIME, "%s", iter->fault);
     rest->items = iter->items->items + iter->at;
     rest->count = rest->cap = iter->items->count - iter->at;
     iter->at = iter->items->count;

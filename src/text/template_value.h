@@ -106,7 +106,8 @@ struct range {
 struct iter {
     struct list *items;
     uint32_t at;
-    const char *name; /* "<generator object ...>" */
+    const char *name;  /* "<generator object ...>" */
+    const char *fault; /* reading it is a fault, with this sentence; NULL: it is not */
 };
 struct cycler {
     struct list *items;
@@ -382,6 +383,9 @@ struct value format_percent(struct render *r, struct value format, struct value 
                             const struct dict *named);
 struct value format_braces(struct render *r, struct value format, const struct args *args,
                            const struct dict *map);
+/* item.a.b.0 for the path "a.b.0", an index or V_ABSENT; fallback (if given) stands for what is undefined. */
+struct value value_path(struct render *r, struct value item, struct value path,
+                        struct value fallback);
 struct value str_replace(struct render *r, struct value self, struct str *old, struct str *new,
                          int64_t max); /* max < 0: all */
 struct value call_value(struct render *r, struct value callee, const struct args *args);

@@ -8,10 +8,12 @@
 
 #include "text/template.h"
 
-static json_t *fault_answer(enum template_fault fault, const struct error *err, const struct buf *out)
+static json_t *fault_answer(enum template_fault fault, const struct error *err,
+                            const struct buf *out)
 {
     if (fault == TEMPLATE_RAISE)
-        return json_pack("{s:s, s:s%}", "error", "raise", "message", out->ptr ? out->ptr : "", out->len);
+        return json_pack("{s:s, s:s%}", "error", "raise", "message", out->ptr ? out->ptr : "",
+                         out->len);
     return json_pack("{s:s, s:s}", "error", template_fault_name(fault), "message", err->message);
 }
 
@@ -23,8 +25,8 @@ static json_t *render(const json_t *request)
     struct buf out;
     struct error err = {0};
     json_t *answer, *ranges;
-    enum template_fault fault = template_compile(
-        slice_of(json_string_value(source), json_string_length(source)), &t, &err);
+    enum template_fault fault =
+        template_compile(slice_of(json_string_value(source), json_string_length(source)), &t, &err);
 
     buf_init(&out, 0);
     if (!fault)
@@ -36,8 +38,8 @@ static json_t *render(const json_t *request)
     if (!fault && json_is_true(json_object_get(request, "marks"))) {
         ranges = json_array();
         for (size_t i = 0; i < marks.count; i++)
-            json_array_append_new(ranges, json_pack("[i,i]", (int)marks.ranges[i].begin,
-                                                    (int)marks.ranges[i].end));
+            json_array_append_new(
+                ranges, json_pack("[i,i]", (int)marks.ranges[i].begin, (int)marks.ranges[i].end));
         json_object_set_new(answer, "marks", ranges);
     }
     template_marks_fini(&marks);
