@@ -35,6 +35,13 @@ enum dtype {
     DTYPE_I16,
     DTYPE_I32,
     DTYPE_I64,
+    DTYPE_U8, /* these last are only carried: no stage takes them */
+    DTYPE_U16,
+    DTYPE_U32,
+    DTYPE_U64,
+    DTYPE_BOOL,
+    DTYPE_F64,
+    DTYPE_F8_E8M0,
     DTYPE_COUNT
 };
 
@@ -64,3 +71,9 @@ float f16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);
 float bf16_to_f32(uint16_t bits);
 uint16_t f32_to_bf16(float value);
+/* OCP 8-bit floats: E4M3 has no infinity and its NaN is 0x7F or 0xFF; E5M2 is the upper byte of an f16. */
+float f8_e4m3_to_f32(uint8_t bits);
+float f8_e5m2_to_f32(uint8_t bits);
+/* What overflows, infinities included, becomes the largest finite number of its sign (448, 57344). */
+uint8_t f32_to_f8_e4m3_saturate(float value);
+uint8_t f32_to_f8_e5m2_saturate(float value);

@@ -147,7 +147,7 @@ void template_marks_fini(struct template_marks *marks)
 /* --- rendering --- */
 void template_fail(struct render *r, enum template_fault fault, const char *format, ...)
 {
-    char text[480];
+    char text[600]; /* longer than what error_set keeps, which cuts between characters */
     va_list args;
 
     va_start(args, format);

@@ -324,8 +324,8 @@ struct value format_percent(struct render *r, struct value format, struct value 
         from = at;
     }
     sink_sub(&out, s, from, s->len);
-    bool mapping = arg.type == V_DICT || arg.type == V_LIST || arg.type == V_RANGE ||
-                   arg.type == V_UNDEFINED;
+    bool mapping =
+        arg.type == V_DICT || arg.type == V_LIST || arg.type == V_RANGE || arg.type == V_UNDEFINED;
     if (!named && !mapping && p.used < (p.tuple ? p.tuple->count : 1))
         template_fail(r, TEMPLATE_RUNTIME, "not all arguments converted during string formatting");
     v = sink_value(&out);
