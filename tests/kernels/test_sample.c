@@ -124,7 +124,7 @@ static void compare(uint32_t V, uint32_t tokens, bool greedy, int kinds, uint32_
     gpu_download(&ctx, a.tops, tops, sizeof tops);
     gpu_download(&ctx, state.last, last, sizeof last);
 
-    struct sample_scratch scratch = {malloc(V * 4), malloc(V * 4), malloc(V * 8)};
+    struct sample_scratch scratch = {malloc(V * 4), malloc(V * 4), malloc(V * 4), malloc(V * 4), malloc(V * 8)};
     for (uint32_t s = 0; s < SLOTS; s++) {
         struct sample_slot slot = {.banned = malloc(BANNED * 4), .biases = malloc(BIAS * sizeof(struct step_bias)),
                                    .seen = calloc(V, 2)};
@@ -156,7 +156,7 @@ static void compare(uint32_t V, uint32_t tokens, bool greedy, int kinds, uint32_
         }
         free(slot.banned), free(slot.biases), free(slot.seen);
     }
-    free(scratch.work), free(scratch.weights), free(scratch.heap);
+    free(scratch.work), free(scratch.z), free(scratch.p), free(scratch.ids), free(scratch.heap);
     free(logits), free(masks), free(b);
     gpu_end(&ctx);
 }

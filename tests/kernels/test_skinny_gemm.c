@@ -122,7 +122,7 @@ static void check_shape(struct kernel_context *ctx, uint32_t N, uint32_t x_cols)
             if (!skinny_gemm_fits(ctx, Ms[i], p.K, norm)) continue;
             run_logits(&p, Ms[i], norm, got);
             double e = relative_error(norm ? p.normed : p.plain, got, (size_t)Ms[i] * N);
-            double limit = norm ? (ctx->type == KERNEL_BF16 ? 2.5e-3 : 5e-4) : 2e-6;
+            double limit = norm ? (ctx->type == KERNEL_BF16 ? 4e-3 : 5e-4) : 2e-6; /* x * gain is rounded */
             if (N < 16) limit *= 3; /* a few numbers are no average */
             if (!(e <= limit))
                 fail_msg("N %u K %u M %u norm %d: relative error %.2e, limit %.1e", N, x_cols, Ms[i], norm, e, limit);
@@ -208,7 +208,7 @@ TEST(residual_store_glu_and_picked_rows_are_what_they_say)
     gpu_download(&ctx, a.y, got, (size_t)3 * N * 4);
     for (uint32_t i = 0; i < 3 * N; i++)
         want[i] = 2 * tanh(p.normed[rows[i / N] * N + i % N] * 0.5 / 2);
-    EXPECT_TRUE(relative_error(want, got, (size_t)3 * N) < 3e-3);
+    EXPECT_TRUE(relative_error(want, got, (size_t)3 * N) < 6e-3);
     free(x), free(want), free(got), free(bits);
     drop(&p);
     gpu_end(&ctx);

@@ -14,7 +14,9 @@ static_assert(sizeof(struct sample_output) == sizeof(struct step_output), "writt
 static_assert(sizeof(struct sample_top) == sizeof(struct top_logprob), "written by the kernel as it is");
 static_assert(sizeof(struct state_table_change) == sizeof(struct step_table_change), "copied as it is");
 static_assert(sizeof(struct prefill_tile) == 20, "counted in image_bytes of cuda_layout.c");
-static_assert(CUDA_TILE_PAIRS == PREFILL_TILE_PAIRS && CUDA_SKINNY_ROWS <= SKINNY_ROWS_MAX, "one number in two places");
+static_assert((int)CUDA_TILE_PAIRS == (int)PREFILL_TILE_PAIRS, "one number in two places");
+static_assert((int)CUDA_SKINNY_ROWS <= (int)SKINNY_ROWS_MAX, "what the kernels can take");
+static_assert((int)CUDA_REFS == (int)STATE_REFS, "one number in two places");
 
 /* --- memory --- */
 
@@ -79,6 +81,8 @@ static enum status take_memory(struct cuda_device *d, struct error *err)
             st = error_set(err, STATUS_NOMEM, "%llu MiB for the %s: %s", (unsigned long long)d->regions[r].bytes >> 20,
                            cuda_region_name(r), cudaGetErrorString(e));
     }
+    /* the device's streams do not wait for the default stream, which the zeros went through */
+    if (!st && cudaDeviceSynchronize()) st = error_set(err, STATUS_DEVICE, "clearing the device's memory");
     return st;
 }
 
@@ -106,7 +110,8 @@ static enum status fill_ropes(struct cuda_device *d, struct error *err)
 
     for (uint32_t i = 0; !e && i < d->plan->rope_count; i++) {
         const struct plan_rope *r = &d->plan->ropes[i];
-        e = cudaMemcpy(d->b.inv_freq, r->inv_freq, r->dim / 2 * sizeof(float), cudaMemcpyHostToDevice);
+        e = cudaMemcpyAsync(d->b.inv_freq, r->inv_freq, r->dim / 2 * sizeof(float), cudaMemcpyHostToDevice,
+                            d->ctx.stream);
         if (!e && r->dim)
             e = rope_table(&d->ctx, (const float *)d->b.inv_freq, r->dim / 2, d->limits.context_tokens, r->scale,
                            (float2 *)d->b.ropes[i]);
@@ -206,15 +211,42 @@ static cudaError_t capture(struct cuda_device *d, uint32_t bucket)
     return e;
 }
 
-/* One pass of every bucket outside of a capture first: lazy loading of kernels is not allowed inside. All rows are
- * padding then, and touch no state. */
+/* Runs every kernel that a step may want, on padding alone: the first launch of a kernel loads it, which takes device
+ * memory and must not happen while serving or inside a capture. */
+static cudaError_t first_pass(struct cuda_device *d)
+{
+    struct slot_state state = cuda_slot_state(d);
+    struct prefill_tile tile = {0};
+    struct cuda_forward f = {.rows = d->b.rows < 64 ? d->b.rows : 64, .outputs = 1, .tile_count = 1,
+                             .has_chunks = true};
+    struct sample_args sample = {.rows = 1, .round = UINT32_MAX, .in = (const struct sample_row *)d->b.flights[0].image,
+                                 .vocab_rows = d->plan->vocab_rows, .state = state};
+    struct state_copy none = {0, 0};
+    cudaError_t e = cudaMemsetAsync(d->b.positions, 0xff, d->b.rows * 4ull, d->ctx.stream);
+
+    if (!e) e = cudaMemsetAsync(d->b.tokens, 0xff, d->b.rows * 4ull, d->ctx.stream);
+    for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
+        e = cudaMemsetAsync(d->b.groups[g].kv_slots, 0xff, d->b.rows * 4ull, d->ctx.stream);
+    if (!e) e = cudaMemcpyAsync(d->b.flights[0].image, &tile, sizeof tile, cudaMemcpyHostToDevice, d->ctx.stream);
+    f.tiles = (const struct prefill_tile *)d->b.flights[0].image;
+    if (!e) e = cuda_forward_run(d, &f);
+    if (!e) e = sample_rows(&d->ctx, &sample);
+    if (!e) e = cudaMemsetAsync(d->b.flights[0].image, 0, 4096, d->ctx.stream);
+    if (!e) e = state_open(&d->ctx, &state, (const struct slot_params *)d->b.flights[0].image, 1, NULL, NULL);
+    if (!e) e = cudaMemcpyAsync(d->b.flights[0].image, &none, sizeof none, cudaMemcpyHostToDevice, d->ctx.stream);
+    for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
+        e = state_copy_blocks(&d->ctx, d->b.groups[g].pool, 1, d->b.groups[g].blocks, d->b.groups[g].block_bytes,
+                              (const struct state_copy *)d->b.flights[0].image, 1);
+    if (!e)
+        e = state_gather_block(&d->ctx, d->b.groups[0].pool, 1, d->b.groups[0].blocks, d->b.groups[0].block_bytes, 0,
+                               d->b.staging[0], false);
+    return e ? e : cudaStreamSynchronize(d->ctx.stream);
+}
+
 static enum status capture_graphs(struct cuda_device *d, struct error *err)
 {
-    cudaError_t e = cudaMemset(d->b.positions, 0xff, d->b.rows * 4ull);
+    cudaError_t e = first_pass(d);
 
-    if (!e) e = cudaMemset(d->b.tokens, 0xff, d->b.rows * 4ull);
-    for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
-        e = cudaMemset(d->b.groups[g].kv_slots, 0xff, d->b.rows * 4ull);
     for (uint32_t i = 0; !e && i < d->b.bucket_count; i++) {
         uint32_t rows = d->b.buckets[i];
         struct cuda_forward f = {.rows = rows, .decode_rows = rows,

@@ -115,6 +115,14 @@ static void *wait_main(void *arg)
 
 /* --- operations --- */
 
+/* The current device belongs to the thread, and any one thread may be the caller. */
+static void make_current(const struct cuda_device *d)
+{
+    static _Thread_local int current = -1;
+
+    if (current != d->options.ordinal && !cudaSetDevice(d->options.ordinal)) current = d->options.ordinal;
+}
+
 static enum status submit_body(struct device *device, const struct step *step)
 {
     struct cuda_device *d = of(device);
@@ -142,6 +150,7 @@ static enum status submit_body(struct device *device, const struct step *step)
                                      atomic_load(&d->reason));
         return STATUS_OK;
     }
+    make_current(d);
     cudaError_t e = cuda_enqueue_body(d, index, step);
     if (e) {
         f->failed = true;
@@ -158,6 +167,7 @@ static enum status submit_sample(struct device *device, const struct step *step,
 
     assert(f->step == step && (!masks || masks->count == step->output_count));
     assert(step->seq_no == d->sampled + 1); /* written by this thread only */
+    make_current(d);
     if (!f->failed) {
         cudaError_t e = cuda_enqueue_sample(d, index, step, masks);
         if (e) {
@@ -238,6 +248,7 @@ static enum status copy_block(struct cuda_device *d, uint32_t group, uint32_t bl
 {
     struct cuda_group *g = &d->b.groups[group];
     uint32_t layers = d->plan->groups[group].layers, some = (uint32_t)(CUDA_STAGING_BYTES / g->block_bytes);
+    make_current(d);
     cudaError_t e = cudaStreamSynchronize(d->ctx.stream);
 
     assert(group < d->plan->group_count && block < g->blocks && some > 0);
@@ -280,6 +291,7 @@ static void close_device(struct device *device)
     struct cuda_device *d = of(device);
 
     stop_thread(d);
+    make_current(d);
     if (d->ctx.stream) cudaStreamSynchronize(d->ctx.stream);
     cuda_free_all(d);
     if (d->ctx.stream) cudaStreamDestroy(d->ctx.stream);
@@ -326,7 +338,7 @@ static enum status start(struct cuda_device *d, struct error *err)
         return error_set(err, STATUS_UNSUPPORTED, "%s has compute capability %d.%d; 8.0 and up are right", prop.name,
                          prop.major, prop.minor);
     d->ctx.type = d->options.compute_dtype == DTYPE_F16 ? KERNEL_F16 : KERNEL_BF16;
-    snprintf(d->description, sizeof d->description, "CUDA, %s, code for sm_%d, %s, %s", prop.name,
+    snprintf(d->description, sizeof d->description, "CUDA, %.100s, code for sm_%d, %s, %s", prop.name,
              d->ctx.capability, d->ctx.type == KERNEL_F16 ? "f16" : "bf16",
              d->options.enforce_eager ? "no graphs" : "graphs");
     return STATUS_OK;

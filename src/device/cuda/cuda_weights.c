@@ -326,7 +326,7 @@ enum status cuda_load_weights(struct cuda_device *d, struct error *err)
 
     for (uint32_t i = 0; !st && i < d->plan->stage_count; i++)
         st = load_stage(&l, &d->b.stages[i], err);
-    cudaError_t e = cudaStreamSynchronize(d->ctx.stream);
+    cudaError_t e = cudaDeviceSynchronize();
     if (!st && e) st = error_set(err, STATUS_DEVICE, "loading weights: %s", cudaGetErrorString(e));
     if (!st && l.converted)
         log_info("weights converted", "stored types that the CUDA device does not compute in were rounded to %s at load",
