@@ -221,7 +221,7 @@ enum status normalize_utf8(struct normalized *state)
     const size_t size = state->text.len;
     size_t at = 0, kept = 0;
     enum utf8_part kind;
-    unsigned len;
+    unsigned len = 0;
 
     while (at < size &&
            (text[at] < 0x80 || (len = utf8_part(text + at, size - at, &kind), kind == UTF8_GOOD)))
