@@ -123,7 +123,7 @@ enum status sched_fits(const struct sched *sched, const struct sequence *seq, st
 
 void sched_add(struct sched *sched, struct sequence *seq)
 {
-    assert(seq->state == SEQ_NEW && seq->prompt_count >= 1);
+    assert(seq->state == SEQ_NEW && seq->prompt_count >= 1 && sequence_rows_left(seq) > 0);
     seq->arrival = ++sched->arrivals;
     admission_enqueue(sched, seq);
 }
