@@ -431,7 +431,7 @@ static enum status append_ids(struct token_list *out, const int32_t *ids, size_t
         out->ids = grown;
         out->cap = cap;
     }
-    memcpy(out->ids + out->count, ids, count * sizeof *ids);
+    if (count) memcpy(out->ids + out->count, ids, count * sizeof *ids);
     out->count += count;
     return STATUS_OK;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
+#include "base/utf8.h"
 #include "text/unicode_class.h"
 #include "text/utf8_part.h"
 
@@ -223,13 +224,10 @@ enum status normalize_utf8(struct normalized *state)
 {
     const uint8_t *text = (const uint8_t *)state->text.ptr;
     const size_t size = state->text.len;
-    size_t at = 0, kept = 0;
+    size_t at = utf8_valid_len(state->text), kept = 0;
     enum utf8_part kind;
     unsigned len;
 
-    while (at < size &&
-           (text[at] < 0x80 || (len = utf8_part(text + at, size - at, &kind), kind == UTF8_GOOD)))
-        at += text[at] < 0x80 ? 1 : len;
     if (at == size) return STATUS_OK;
     struct output out = output_begin(state);
     for (; at < size; at += len) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "formats/weights.h"
+#include "gguf_writer.h"
 #include "test.h"
 
 static void run(const char *command)
@@ -60,6 +61,29 @@ struct tokenizer *fixture_tokenizer(const char *name)
              packed, folder, packed, folder);
     run(command);
     struct tokenizer *tok = open_path(folder, &st, &err);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    run(command);
+    if (!tok) fail_msg("%s: %s", name, err.message);
+    return tok;
+}
+
+struct tokenizer *fixture_tokenizer_as_gguf(const char *name, const char *pre, int bos)
+{
+    char folder[] = "/tmp/inferd-tokenizer-XXXXXX", relative[256], path[256], command[4200];
+    struct error err;
+    enum status st;
+
+    snprintf(relative, sizeof relative, "tokenizers/%s/tokenizer.json.xz", name);
+    const char *packed = test_golden(relative);
+    if (!packed || !mkdtemp(folder)) return NULL;
+    snprintf(command, sizeof command, "xz -dc '%s'", packed);
+    FILE *pipe = popen(command, "r");
+    json_t *root = json_loadf(pipe, 0, NULL);
+    if (pclose(pipe) || !root) fail_msg("%s cannot be read", packed);
+    snprintf(path, sizeof path, "%s/model.gguf", folder);
+    gguf_write_tokenizer(path, root, pre, bos);
+    json_decref(root);
+    struct tokenizer *tok = open_path(path, &st, &err);
     snprintf(command, sizeof command, "rm -r %s", folder);
     run(command);
     if (!tok) fail_msg("%s: %s", name, err.message);

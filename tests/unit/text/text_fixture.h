@@ -11,6 +11,9 @@
  * cache has. NULL when it is not there: the test then calls skip(). */
 struct tokenizer *fixture_tokenizer(const char *name);
 
+/* The same tokenizer written to a GGUF first (gguf_writer.h): pre and bos as there. */
+struct tokenizer *fixture_tokenizer_as_gguf(const char *name, const char *pre, int bos);
+
 /* Opens a tokenizer.json given as text, with the other files as text or NULL. *status: what
  * tokenizer_open said; NULL then. */
 struct tokenizer *fixture_from_text(const char *tokenizer_json, const char *tokenizer_config,
