@@ -1,7 +1,8 @@
-/* pretokenize_regex.c - pre-tokenizers that are not built in, as a chain of PCRE2 patterns; and which are.
+/* pretokenize_regex.c - pre-tokenizers that are not built in, as a chain of PCRE2 patterns; and
+ * which are.
  *
- * Each stage cuts the pieces of the one before. A piece is a text of its own to the patterns: lookaheads end
- * where it ends. */
+ * Each stage cuts the pieces of the one before. A piece is a text of its own to the patterns:
+ * lookaheads end where it ends. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +17,8 @@
     "\\t-\\r " \
     "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 
-/* Writes \s and \S as the reference reads them: to PCRE2 U+180E is a space too. A \S inside [...] stays. */
+/* Writes \s and \S as the reference reads them: to PCRE2 U+180E is a space too. A \S inside [...]
+ * stays. */
 static void spell_out_spaces(struct slice pattern, struct buf *out)
 {
     bool in_class = false;
@@ -245,8 +247,6 @@ enum status pretok_split(const struct pretok *pretok, const uint8_t *text, size_
 
 /* --- which one it is --- */
 
-#define GPT2_PATTERN \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 #define LLAMA_PATTERN(digits)                                                  \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -261,10 +261,10 @@ static const struct {
     uint32_t count;
     const char *patterns[5];
 } known[] = {
-    {PRETOK_GPT2, 1, {GPT2_PATTERN}},
+    {PRETOK_GPT2, 1, {PRETOK_GPT2_PATTERN}},
     {PRETOK_LLAMA3, 1, {LLAMA_PATTERN("{1,3}")}},
     {PRETOK_QWEN2, 1, {LLAMA_PATTERN("")}},
-    {PRETOK_SMOLLM, 2, {"\\p{N}", GPT2_PATTERN}},
+    {PRETOK_SMOLLM, 2, {"\\p{N}", PRETOK_GPT2_PATTERN}},
     {PRETOK_DEEPSEEK_V3, 3, {"\\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", V3_PATTERN}},
     {PRETOK_DEEPSEEK_CODER, 5, {"[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", CODER_CJK, "\\p{N}"}},
 };

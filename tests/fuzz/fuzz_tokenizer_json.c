@@ -1,8 +1,10 @@
-/* fuzz_tokenizer_json.c - hostile tokenizer files are refused or loaded whole, and what loads works.
+/* fuzz_tokenizer_json.c - hostile tokenizer files are refused or loaded whole, and what loads
+ * works.
  *
- * The input: tokenizer.json bytes, then (behind a byte 0x01) a text. The loader reads it through a folder as
- * always. When it loads, the text is encoded with all flags, with ranges from outside, decoded and streamed: ids
- * must lie in the vocabulary, and the streamed pieces joined must equal the decoded text. */
+ * The input: tokenizer.json bytes, then (behind a byte 0x01) a text. The loader reads it through a
+ * folder as always. When it loads, the text is encoded with all flags, with ranges from outside,
+ * decoded and streamed: ids must lie in the vocabulary, and the streamed pieces joined must equal
+ * the decoded text. */
 #include <assert.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* gguf_writer.c - a tokenizer.json as the metadata of a GGUF without tensors, as a converter would write it. */
+/* gguf_writer.c - a tokenizer.json as the metadata of a GGUF without tensors, as a converter would
+ * write it. */
 #include "gguf_writer.h"
 
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /* test_tokenizer.c - merging, added tokens, ranges from outside, refusals, time and threads.
  *
- * Method: the known fault kf-03; random small vocabularies against a merge loop that is as plain as the
- * definition; hand-made tokenizers for every flag and every refusal; real vocabularies for time (four times the
- * text may take at most ten times as long) and for many threads at once. */
+ * Method: the known fault kf-03; random small vocabularies against a merge loop that is as plain as
+ * the definition; hand-made tokenizers for every flag and every refusal; real vocabularies for time
+ * (four times the text may take at most ten times as long) and for many threads at once. */
 #include "test.h"
 
 #include <jansson.h>

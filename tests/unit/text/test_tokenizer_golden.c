@@ -1,8 +1,8 @@
 /* test_tokenizer_golden.c - ids, decoded text and streamed pieces equal Hugging Face tokenizers'.
  *
- * Method: every line of tests/golden/tokenizer_vectors (made by make_tokenizer_vectors.py with tokenizers
- * 0.23.3) through tokenizer_encode, tokenizer_decode and struct detok. Long id lists are compared by length,
- * ends and SHA-256, as they stand there. */
+ * Method: every line of tests/golden/tokenizer_vectors (made by make_tokenizer_vectors.py with
+ * tokenizers 0.23.3) through tokenizer_encode, tokenizer_decode and struct detok. Long id lists are
+ * compared by length, ends and SHA-256, as they stand there. */
 #include "test.h"
 
 #include <jansson.h>
