@@ -105,7 +105,8 @@ static enum status load_scores(struct gguf_vocab *v, struct error *err)
     for (uint32_t i = 0; !st && i < v->count; i++) {
         st = weights_meta_array_f64(v->weights, KEY("scores"), i, &score);
         if (st || isnan(score))
-            return error_set(err, STATUS_CORRUPT, "%s[%u] is not a number", KEY("scores"), i);
+            return error_set(err, STATUS_CORRUPT, "%s[%u] is not a floating-point number",
+                             KEY("scores"), i);
         v->scores[i] = (float)score;
     }
     return st;

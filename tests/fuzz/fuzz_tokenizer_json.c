@@ -19,7 +19,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static char folder[] = "/tmp/inferd-fuzz-XXXXXX";
+static char folder[] = "fuzz-tokenizer-XXXXXX"; /* in the working folder */
 static char path[64];
 
 static void remove_folder(void)

@@ -379,6 +379,36 @@ TEST(what_cannot_be_reproduced_is_refused_by_name)
     EXPECT_EQ(st, STATUS_NOT_FOUND);
 }
 
+TEST(gguf_metadata_is_checked_and_its_gaps_are_tolerated)
+{
+    json_t *root = json_pack("{s{s{si si si si} s[sss]} s[{sssiso}{sssiso}]}", "model", "vocab",
+                             "a", 0, "b", 1, "ab", 2, "\xc4\xa0", 4, "merges", "a b", "a z", "a b",
+                             "added_tokens", "content", "<|im_end|>", "id", 6, "special",
+                             json_true(), "content", "<x>", "id", 7, "special", json_false());
+    struct error err;
+    enum status st;
+
+    EXPECT_TRUE(root != NULL);
+    EXPECT_TRUE(fixture_gguf(root, "no-such", -1, &st, &err) == NULL);
+    EXPECT_EQ(st, STATUS_UNSUPPORTED);
+    EXPECT_TRUE(strstr(err.message, "no-such") != NULL);
+    EXPECT_TRUE(fixture_gguf(root, "smollm", 8, &st, &err) == NULL);
+    EXPECT_EQ(st, STATUS_CORRUPT);
+    EXPECT_TRUE(strstr(err.message, "bos_token_id") != NULL);
+    /* Ids 3 and 5 are empty, a merge names a token that is not there, another stands twice. */
+    struct tokenizer *tok = fixture_gguf(root, "smollm", 6, &st, &err);
+    EXPECT_OK_ERR(st, &err);
+    EXPECT_IDS(tok, "ab a<x><|im_end|>", TOKENIZE_PARSE_SPECIAL | TOKENIZE_ADD_SPECIAL, 6, 2, 4, 0,
+               7, 6);
+    EXPECT_TRUE(tokenizer_is_special(tok, 6) && !tokenizer_is_special(tok, 7));
+    EXPECT_EQ(tokenizer_token_bytes(tok, 3).len, 0);
+    uint32_t count;
+    EXPECT_EQ(tokenizer_eos_list(tok, &count)[0], 6); /* by its name: the file has no key for it */
+    EXPECT_EQ(count, 1);
+    tokenizer_close(tok);
+    json_decref(root);
+}
+
 /* --- the line protocol --- */
 
 static json_t *answer_op(void *ctx, const json_t *request)

@@ -12,6 +12,9 @@
  * names or the cache has. NULL when it is not there: the test then calls skip(). */
 struct tokenizer *fixture_tokenizer(const char *name);
 
+/* A tokenizer.json written to a GGUF and opened from there; *status as below. */
+struct tokenizer *fixture_gguf(const json_t *root, const char *pre, int bos, enum status *status,
+                               struct error *err);
 /* The same tokenizer written to a GGUF first (gguf_writer.h): pre and bos as there. */
 struct tokenizer *fixture_tokenizer_as_gguf(const char *name, const char *pre, int bos);
 
