@@ -15,6 +15,7 @@ struct spec {
     char grouping; /* , _ or 0 */
     char type;     /* or 0 */
     bool alternate, zero, fill_given;
+    bool no_minus_zero;       /* z */
     int64_t width, precision; /* precision -1: not given */
 };
 
@@ -33,6 +34,32 @@ static void pad(struct sink *s, uint32_t fill, int64_t count)
     one.ptr = bytes;
     one.len = utf8_put(fill, bytes);
     sink_fill(s, &one, (uint64_t)count);
+}
+
+/* ascii(v): repr with everything beyond ASCII as an escape. */
+static void sink_ascii(struct sink *s, struct value v)
+{
+    struct sink repr;
+    struct value text;
+    uint32_t hint = 0;
+
+    sink_init(&repr, s->r);
+    sink_repr(&repr, v);
+    text = sink_value(&repr);
+    for (uint32_t at = 0, next = 0; at < text.s->len; at = next) {
+        uint32_t code = str_next(text.s->ptr, &next);
+        char escape[12];
+        if (code < 0x80) {
+            sink_sub(s, text.s, at, next);
+            continue;
+        }
+        snprintf(escape, sizeof escape,
+                 code < 0x100     ? "\\x%02x"
+                 : code < 0x10000 ? "\\u%04x"
+                                  : "\\U%08x",
+                 code);
+        sink_put(s, escape, strlen(escape), str_marked_at(text.s, at, &hint));
+    }
 }
 
 /* text[begin, end) padded to spec's width. */
@@ -159,7 +186,9 @@ static void format_double(struct sink *s, double f, const struct spec *spec)
         if (!spec->type && !strpbrk(text, ".en")) strcat(text, ".0");
     }
     if (spec->type == '%') strcat(text, "%");
-    put_number(s, signbit(f) && !isnan(f), "", text, spec, 3);
+    bool negative = signbit(f) && !isnan(f);
+    if (spec->no_minus_zero && strcspn(text, "123456789in") == strlen(text)) negative = false;
+    put_number(s, negative, "", text, spec, 3);
 }
 
 static void put_code(struct sink *out, int64_t code)
@@ -251,6 +280,8 @@ static void percent_one(struct percent *p, struct sink *out, struct value v, str
             template_fail(p->r, TEMPLATE_RUNTIME, "%%c requires int or char");
         } else if (spec->type == 's' || spec->type == 'c') {
             sink_display(&text, v);
+        } else if (spec->type == 'a') {
+            sink_ascii(&text, v);
         } else {
             sink_repr(&text, v);
         }
@@ -460,6 +491,7 @@ static void parse_spec(struct render *r, const struct str *s, struct spec *spec)
         }
     }
     if (at < s->len && memchr("+- ", s->ptr[at], 3)) spec->sign = s->ptr[at++];
+    if (at < s->len && s->ptr[at] == 'z') spec->no_minus_zero = s->ptr[at++] != 0;
     if (at < s->len && s->ptr[at] == '#') spec->alternate = s->ptr[at++] != 0;
     if (at < s->len && s->ptr[at] == '0') {
         at++;
@@ -506,6 +538,8 @@ static void format_value(struct render *r, struct sink *out, struct value v, con
         return;
     }
     parse_spec(r, text, &spec);
+    if (spec.no_minus_zero && v.type != V_FLOAT)
+        template_fail(r, TEMPLATE_RUNTIME, "'z' is for floating-point numbers");
     if (is_str(v)) {
         if (spec.zero && !spec.align) spec.fill = '0';
         if ((spec.type && spec.type != 's') || spec.sign || spec.align == '=' || spec.grouping)
@@ -558,6 +592,8 @@ static void braces_replace(struct braces *b, struct sink *out, const struct str 
         sink_init(&shown, b->r);
         if (conversion == 's')
             sink_display(&shown, v);
+        else if (conversion == 'a')
+            sink_ascii(&shown, v);
         else
             sink_repr(&shown, v);
         v = sink_value(&shown);

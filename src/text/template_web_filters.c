@@ -45,6 +45,14 @@ static bool blank_at(const struct str *s, uint32_t at)
     return s->ptr[at] && strchr("\t\n\v\f\r ", s->ptr[at]);
 }
 
+/* Python's chunk.strip() == '': blank in any script. */
+static bool all_space(const struct str *s, struct chunk c)
+{
+    while (c.begin < c.end)
+        if (!char_space(str_next(s->ptr, &c.begin))) return false;
+    return true;
+}
+
 static uint32_t next_chunk(const struct wrap *w, uint32_t at, uint32_t end)
 {
     bool blank = blank_at(w->s, at);
@@ -85,7 +93,7 @@ static void wrap_line(struct wrap *w, uint32_t begin, uint32_t end)
         int64_t used = 0, chars;
         uint32_t last_blank = UINT32_MAX;
         if (c.begin == c.end) c.end = next_chunk(w, c.begin, end);
-        if (!first && blank_at(w->s, c.begin)) { /* dropped at the start of a line but the first */
+        if (!first && all_space(w->s, c)) { /* dropped at the start of a line but the first */
             c.begin = c.end;
             if (c.end == end) break;
             c.end = next_chunk(w, c.begin, end);
@@ -95,7 +103,7 @@ static void wrap_line(struct wrap *w, uint32_t begin, uint32_t end)
             render_step(w->r, 1 + (c.end - c.begin) / 16);
             chars = chunk_chars(w, c);
             if (used + chars > w->width) break;
-            last_blank = blank_at(w->s, c.begin) ? c.begin : UINT32_MAX;
+            last_blank = all_space(w->s, c) ? c.begin : UINT32_MAX;
             used += chars;
             line.end = c.begin = c.end;
             if (c.end == end) break;
