@@ -41,6 +41,7 @@ static enum status make_sched(struct engine *e, struct error *err)
     struct sched_options options = {
         .max_num_seqs = e->options.max_num_seqs,
         .max_num_batched_tokens = e->options.max_num_batched_tokens,
+        .share_prefixes = !e->options.no_prefix_sharing,
         .refill = delivery_refill,
         .refill_ctx = e,
     };
@@ -229,6 +230,7 @@ static void init_choice(const struct engine *e, struct engine_request *er, uint3
         .banned = r->stop_ids,
         .biases = r->sampling.biases,
         .priority = r->priority,
+        .salt = r->tenant,
         .credit = &er->credit,
         .owner = er,
     };

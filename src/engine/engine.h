@@ -23,6 +23,7 @@ struct engine_options {
     uint64_t queue_tokens_max;       /* prompt tokens waiting at once */
     uint32_t client_stall_ms;        /* a blocked ring for this long ends its request */
     uint32_t context_tokens;         /* longest sequence */
+    bool no_prefix_sharing;          /* every prompt is computed in full */
 };
 
 /* Starts the engine thread over a compiled device. Borrows the device, plan and limits until engine_destroy. */
@@ -58,7 +59,8 @@ struct engine_stats {
     uint64_t requests_submitted, requests_finished, requests_aborted, requests_rejected,
         requests_failed;
     uint32_t seqs_running, seqs_waiting, seqs_blocked;
-    uint32_t kv_blocks_total, kv_blocks_used;
+    uint32_t kv_blocks_total,
+        kv_blocks_used;     /* used: by sequences; blocks kept for later prompts are not */
     uint64_t step_rows_sum; /* rows over all steps */
     uint64_t step_ns_sum;   /* device time over all steps */
     uint64_t host_ns_sum;   /* engine thread's time outside waiting */

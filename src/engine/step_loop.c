@@ -176,9 +176,14 @@ static void note_started(struct engine *e, const struct sched_step *planned)
     for (uint32_t i = 0; i < planned->entry_count; i++) {
         const struct sched_entry *entry = &planned->entries[i];
         struct choice *choice = (struct choice *)entry->seq; /* its first field */
-        struct stage_times *times = &((struct engine_request *)entry->seq->owner)->request->times;
+        struct request *request = ((struct engine_request *)entry->seq->owner)->request;
+        struct stage_times *times = &request->times;
 
         if (!choice->started) {
+            if (choice->number % request->best_of == 0) { /* each prompt counts once */
+                times->cached_tokens += choice->seq.cached;
+                e->totals.cached_tokens += choice->seq.cached;
+            }
             engine_leave_queue(e, choice);
             e->starts++;
             if (!times->scheduled_ns) times->scheduled_ns = e->now_ns;
@@ -290,6 +295,7 @@ static bool turn(struct engine *e)
     sweep(e);
     if (!atomic_load_explicit(&e->stopping, memory_order_relaxed)) any |= plan_steps(e);
     delivery_reap(e);
+    publish(e); /* before the bell: who has read a request's end finds it counted */
     delivery_ring(e);
     return any;
 }

@@ -78,7 +78,8 @@ enum status sched_create(const struct sched_options *options, const struct plan 
         sched->lists[s] = (struct seq_link){&sched->lists[s], &sched->lists[s]};
     for (uint32_t g = 0; g < plan->group_count; g++)
         block_tokens[g] = plan->groups[g].block_tokens;
-    st = kv_space_init(&sched->kv, plan->group_count, block_tokens, limits->kv_blocks);
+    st = kv_space_init(&sched->kv, plan->group_count, block_tokens, limits->kv_blocks,
+                       options->share_prefixes);
     if (!st) st = alloc_tables(sched);
     if (st) {
         sched_destroy(sched);
@@ -125,6 +126,7 @@ void sched_add(struct sched *sched, struct sequence *seq)
 {
     assert(seq->state == SEQ_NEW && seq->prompt_count >= 1 && sequence_rows_left(seq) > 0);
     seq->arrival = ++sched->arrivals;
+    seq->wait_entry = KV_PREFIX_NONE;
     admission_enqueue(sched, seq);
 }
 
@@ -134,6 +136,7 @@ void sched_end(struct sched *sched, struct sequence *seq)
     case SEQ_WAITING: sched_move(sched, seq, SEQ_GONE); break;
     case SEQ_RUNNING:
     case SEQ_BLOCKED:
+        admission_retract(sched, seq);
         sched_move(sched, seq, SEQ_ENDING);
         if (seq->last_seq_no <= sched->done_seq_no) admission_release(sched, seq);
         break;
@@ -212,9 +215,10 @@ static uint32_t table_changes(const struct sched *sched, const struct sequence *
 
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         uint32_t blocks = kv_space_blocks(&sched->kv, g, tokens);
-        uint32_t sent = seq->kv.tables[g].sent;
+        const struct kv_table *table = &seq->kv.tables[g];
 
-        changes += blocks > sent ? blocks - sent : 0;
+        if (blocks < table->count) blocks = table->count; /* a shared prefix, a prompt's blocks */
+        changes += blocks > table->sent ? blocks - table->sent : 0;
     }
     return changes;
 }
@@ -314,6 +318,7 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     step->output_count += outputs;
     p->rows_left -= rows;
     p->logits_left -= outputs;
+    admission_computed(p->sched, seq, seq->computed, end, p->seq_no);
     seq->computed = end;
     seq->last_seq_no = p->seq_no;
     if (samples) {
@@ -380,23 +385,24 @@ static void plan_chunks(struct planning *p)
 /* Whether the step could carry the first rows of a sequence that is not admitted yet. */
 static bool first_chunk_fits(const struct planning *p, const struct sequence *seq)
 {
-    struct sequence fresh = *seq;
-    uint32_t rows = chunk_rows(p, seq);
+    const struct sched *sched = p->sched;
+    struct sequence as_if = *seq;
+    uint32_t spans = admission_prompt_spans(sched, seq);
 
-    memset(&fresh.kv, 0, sizeof fresh.kv);
-    return rows > 0 && arrays_have_room(p, &fresh, seq->computed + rows);
+    as_if.computed = admission_cached(sched, seq);
+    for (uint32_t g = 0; g < sched->kv.group_count; g++)
+        as_if.kv.tables[g] = (struct kv_table){.count = spans};
+    uint32_t rows = chunk_rows(p, &as_if);
+    return rows > 0 && arrays_have_room(p, &as_if, as_if.computed + rows);
 }
 
 static void plan_admissions(struct planning *p)
 {
-    struct sched *sched = p->sched;
-    struct seq_link *head = &sched->lists[SEQ_WAITING];
+    struct sequence *seq;
 
-    while (p->rows_left && head->next != head) {
-        if (!first_chunk_fits(p, sched_link_seq(head->next))) return;
-        struct sequence *seq = admission_next(sched);
-
-        if (!seq || put_sequence(p, seq) == PUT_NO_ROOM) return;
+    while (p->rows_left && (seq = admission_candidate(p->sched))) {
+        if (!first_chunk_fits(p, seq) || !admission_admit(p->sched, seq)) return;
+        if (put_sequence(p, seq) == PUT_NO_ROOM) return;
     }
 }
 
@@ -466,7 +472,11 @@ struct sched_counts sched_counts(const struct sched *sched)
         uint32_t capacity = kv_pool_capacity(sched->kv.pools[g]);
 
         counts.kv_blocks_total += capacity;
-        counts.kv_blocks_used += capacity - kv_pool_free_count(sched->kv.pools[g]);
+        counts.kv_blocks_used += kv_pool_used_count(sched->kv.pools[g]);
+    }
+    if (sched->kv.prefix) {
+        counts.prefix_entries = kv_prefix_counts(sched->kv.prefix).entries;
+        counts.prefix_evictions = kv_prefix_counts(sched->kv.prefix).evicted;
     }
     return counts;
 }
@@ -487,7 +497,7 @@ static uint32_t check_list(const struct sched *sched, enum seq_state state, uint
             const struct kv_table *table = &seq->kv.tables[g];
 
             assert(holds || (table->count == 0 && table->promised == 0));
-            assert(table->sent == table->count);
+            assert(table->sent == table->count || !seq->last_seq_no);
             if (state != SEQ_ENDING && holds)
                 assert(table->count * sched->kv.block_tokens[g] >= seq->computed);
             blocks[g] += table->count;
@@ -502,6 +512,7 @@ static uint32_t check_list(const struct sched *sched, enum seq_state state, uint
 void sched_check(const struct sched *sched)
 {
     uint32_t blocks[KV_GROUPS_MAX] = {0}, promised[KV_GROUPS_MAX] = {0}, holders = 0;
+    uint32_t entries = sched_counts(sched).prefix_entries;
 
     kv_space_check(&sched->kv);
     for (int s = SEQ_WAITING; s < SEQ_STATE_COUNT; s++)
@@ -510,7 +521,7 @@ void sched_check(const struct sched *sched)
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         const struct kv_pool *pool = sched->kv.pools[g];
 
-        assert(kv_pool_capacity(pool) - kv_pool_free_count(pool) == blocks[g]);
+        assert(kv_pool_refs_sum(pool) == (uint64_t)blocks[g] + entries);
         assert(kv_pool_promised_count(pool) == promised[g]);
     }
 }

@@ -6,9 +6,10 @@
  *      not suffice for all, those left out come first next time);
  *   2. chunks of prompts under way, oldest first; a chunk that is not the last ends at a multiple of 16 positions;
  *   3. admission from the waiting list in order of priority, then arrival: a sequence gets a slot and a promise of all the
- *      KV blocks it can ever need, else it and all behind it wait (so that large ones do not starve).
+ *      KV blocks it can ever need, else it and all behind it wait (so that large ones do not starve). One whose beginning is just being
+ *      computed by a running sequence waits for that, and lets others pass; so do the candidates of one prompt.
  * Invariants (sched_check): a sequence is on the list its state names; the slots of RUNNING, BLOCKED and ENDING are distinct
- * and the rest are free; blocks held are only those of these; every step stays within the limits.
+ * and the rest are free; blocks are held by these and the prefix index only; every step stays within the limits.
  * Thread: engine thread only. Memory: all taken by sched_create. */
 #pragma once
 
@@ -24,6 +25,7 @@ struct sched; /* opaque */
 struct sched_options {
     uint32_t max_num_seqs;           /* sequences with a slot at once, 1..limits.slots_max */
     uint32_t max_num_batched_tokens; /* rows of a step, 1..limits.rows_max */
+    bool share_prefixes;             /* sequences that begin alike share blocks (kv/kv_prefix.h) */
     /* Called when a sequence's credit is used up: may raise credit->left (never above what the ring can take). NULL: it stays. */
     void (*refill)(void *ctx, struct sequence *seq, int64_t now_ns);
     void *refill_ctx;
@@ -45,7 +47,9 @@ struct sched_step {
 
 struct sched_counts {
     uint32_t waiting, running, blocked, ending;
-    uint32_t kv_blocks_total, kv_blocks_used;
+    uint32_t kv_blocks_total, kv_blocks_used; /* used: by sequences */
+    uint32_t prefix_entries;
+    uint64_t prefix_evictions;
 };
 
 /* Errors: STATUS_INVALID (an option out of its bounds), STATUS_NOMEM. Borrows plan and limits. */
@@ -58,7 +62,8 @@ enum status sched_fits(const struct sched *sched, const struct sequence *seq, st
 
 /* Puts a sequence that fits at the end of the waiting list of its priority. Borrows it until sched_reap gives it back. */
 void sched_add(struct sched *sched, struct sequence *seq);
-/* The sequence wants nothing more. Nothing of it is in later steps. Idempotent. */
+/* The sequence wants nothing more. Nothing of it is in later steps. Idempotent. A step of it that failed must be told by seq->spoiled
+ * before this, and before sched_step_done of that step: what it computed there is not shared. */
 void sched_end(struct sched *sched, struct sequence *seq);
 /* A sequence that is GONE, or NULL: it belongs to its owner again. */
 struct sequence *sched_reap(struct sched *sched);

@@ -25,7 +25,17 @@ void sched_move(struct sched *sched, struct sequence *seq, enum seq_state state)
 
 /* admission.c */
 void admission_enqueue(struct sched *sched, struct sequence *seq);
-/* Gives the first waiting sequence its slot and promise, if both are to be had: it is RUNNING then. NULL otherwise. */
-struct sequence *admission_next(struct sched *sched);
+/* The first waiting sequence that has not to wait for a prefix, if a slot is free; NULL otherwise. */
+struct sequence *admission_candidate(struct sched *sched);
+/* Positions of the candidate that are there already, and full spans of its prompt. */
+uint32_t admission_cached(const struct sched *sched, const struct sequence *seq);
+uint32_t admission_prompt_spans(const struct sched *sched, const struct sequence *seq);
+/* Gives the candidate slot, shared blocks and promise: it is RUNNING then. false: the pool has too few blocks. */
+bool admission_admit(struct sched *sched, struct sequence *seq);
+/* Step seq_no computes positions from..to-1 of it. */
+void admission_computed(struct sched *sched, const struct sequence *seq, uint32_t from, uint32_t to,
+                        uint64_t seq_no);
+/* It ends: nobody waits for what it has not computed. */
+void admission_retract(struct sched *sched, struct sequence *seq);
 /* Takes back a slot and blocks: the sequence is GONE. */
 void admission_release(struct sched *sched, struct sequence *seq);

@@ -53,6 +53,7 @@ struct sequence {
     const int32_t *banned;          /* [open.banned_count] */
     const struct step_bias *biases; /* [open.bias_count] */
     int32_t priority;               /* larger first */
+    uint64_t salt;                  /* only sequences of equal salt share prefixes */
     struct seq_credit *credit;      /* NULL: no bound */
     void *owner;
 
@@ -67,6 +68,12 @@ struct sequence {
     uint64_t last_seq_no;     /* the last step that uses its slot and blocks; 0: none */
     int64_t blocked_since_ns; /* while BLOCKED */
     struct kv_seq kv;
+    uint32_t cached;  /* positions that were there already when it was admitted (kv_prefix.h) */
+    uint32_t entries; /* its first spans that are entries of the prefix index, its own or adopted */
+    uint32_t
+        wait_entry; /* while WAITING: a PENDING entry that it waits for; KV_PREFIX_NONE: none */
+    uint64_t wait_serial;
+    bool spoiled; /* a step of it failed: what its blocks hold is not known */
 };
 
 /* Positions that must be computed for the next sample (or, with max_new 0, for the scores). */
@@ -81,5 +88,7 @@ uint32_t sequence_kv_tokens(const struct sequence *seq);
 int32_t sequence_token_at(const struct sequence *seq, uint32_t position);
 /* The host has learnt the next sampled token. */
 void sequence_append(struct sequence *seq, int32_t token);
+/* Only the first `count` sampled tokens were meant. It must end now. */
+void sequence_trim(struct sequence *seq, uint32_t count);
 /* Ids that a step_open of it carries now. */
 uint32_t sequence_open_ids(const struct sequence *seq);

@@ -200,8 +200,12 @@ static enum status nfc(struct normalized *state)
     if (p == end) return STATUS_OK;
     struct output out = output_begin(state);
     for (p = text; p < end && !out.st; p += len) {
-        if (!(class_read(p, &len) & CLASS_NFC_ACTIVE)) {
-            start = p;
+        uint32_t c = utf8_read(p, &len);
+        if (!(unicode_classes[c] & CLASS_NFC_ACTIVE)) {
+            /* A mark that only a newer Unicode knows stays where it is and joins nothing. */
+            start = c >= 0x300 && utf8proc_get_property((utf8proc_int32_t)c)->combining_class
+                        ? p + len
+                        : p;
             continue;
         }
         if (start > kept) keep(&out, (size_t)(kept - text), (size_t)(start - text));
@@ -221,7 +225,7 @@ enum status normalize_utf8(struct normalized *state)
     const size_t size = state->text.len;
     size_t at = 0, kept = 0;
     enum utf8_part kind;
-    unsigned len;
+    unsigned len = 0;
 
     while (at < size &&
            (text[at] < 0x80 || (len = utf8_part(text + at, size - at, &kind), kind == UTF8_GOOD)))

@@ -2,7 +2,8 @@
  *
  * The pre-tokenizers of the models that matter are matchers written by hand (pretokenize_tiles.c), proved
  * equal to the models' own regular expressions by tests/unit/text/test_pretokenize; whatever else a
- * tokenizer.json asks for runs as a chain of PCRE2 patterns (pretokenize_regex.c) with bounded steps.
+ * tokenizer.json asks for runs as a chain of PCRE2 patterns (pretokenize_regex.c) with bounded steps, and with
+ * the Unicode version that PCRE2 has: characters newer than that may be cut otherwise than by the reference.
  * Time: the matchers are linear, whatever the text is; a PCRE2 chain is bounded by its match limit.
  * Thread: immutable after it is made. */
 #pragma once
@@ -44,7 +45,7 @@ enum pretok_behavior {
 
 enum { PRETOK_STAGES_MAX = 16 };
 struct pretok_stage {
-    void *code; /* pcre2_code_8, owned */
+    void *code; /* pcre2_code_8, owned; NULL: a numeric character */
     enum pretok_behavior behavior;
     bool invert; /* what does not match is the match */
 };
@@ -56,7 +57,8 @@ struct pretok {
     uint32_t stage_count;
 };
 
-/* Adds a pattern (a regular expression, or with `literal` plain text) to a PRETOK_STAGES chain. Errors:
+/* Adds a pattern (a regular expression, or with `literal` plain text; with ptr NULL any one numeric
+ * character, as the library's Digits has it) to a PRETOK_STAGES chain. Errors:
  * STATUS_UNSUPPORTED (PCRE2 cannot express it; the sentence has its words), STATUS_LIMIT, STATUS_NOMEM. */
 enum status pretok_add_stage(struct pretok *pretok, struct slice pattern, bool literal,
                              enum pretok_behavior behavior, bool invert, struct error *err);

@@ -136,9 +136,9 @@ static enum status plan_leaf(const json_t *part, struct pretok_plan *plan, struc
     if (strcmp(type, "Split") == 0) return plan_split(part, plan, err);
     if (strcmp(type, "Digits") == 0)
         return plan_stage(plan,
-                          (struct stage_plan){.pattern = flag(part, "individual_digits", false)
-                                                             ? SLICE("\\p{N}")
-                                                             : SLICE("\\p{N}+")},
+                          (struct stage_plan){.behavior = flag(part, "individual_digits", false)
+                                                              ? PRETOK_ISOLATED
+                                                              : PRETOK_CONTIGUOUS},
                           err);
     if (strcmp(type, "ByteLevel") == 0) {
         plan->byte_level = true;
@@ -214,7 +214,7 @@ static enum status load_pretok(struct tokenizer *tok, const json_t *part, bool *
         st = normalizer_add(&tok->spaces, NORMALIZE_PREPEND_MISSING, SLICE(""), SLICE(" "), err);
     for (uint32_t i = 0; i < plan.count; i++) {
         const struct stage_plan *s = &plan.stages[i];
-        patterns[i] = s->pattern;
+        patterns[i] = s->pattern.ptr ? s->pattern : SLICE("\\p{N}");
         plain = plain && !s->literal && !s->invert && s->behavior == PRETOK_ISOLATED;
     }
     if (!plan.count) return st;
