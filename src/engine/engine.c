@@ -422,6 +422,10 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .step_rows_sum = atomic_load(&p->step_rows_sum),
         .step_ns_sum = atomic_load(&p->step_ns_sum),
         .host_ns_sum = atomic_load(&p->host_ns_sum),
+        .preemptions = atomic_load(&p->preemptions),
+        .recomputed_tokens = atomic_load(&p->recomputed_tokens),
+        .prefix_blocks = atomic_load(&p->prefix_blocks),
+        .prefix_evictions = atomic_load(&p->prefix_evictions),
         .late_mallocs = malloc_count() - e->mallocs_at_start,
     };
     out->alive = !out->dead_reason;

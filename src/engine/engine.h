@@ -65,5 +65,9 @@ struct engine_stats {
     uint64_t step_ns_sum;   /* device time over all steps */
     uint64_t host_ns_sum;   /* engine thread's time outside waiting */
     uint64_t late_mallocs;  /* allocations on the step path after start: stays 0 */
+    uint64_t preemptions,
+        recomputed_tokens; /* KV given up for want of blocks; tokens computed a second time for it */
+    uint32_t prefix_blocks; /* entries of the prefix index, in use or kept for later prompts */
+    uint64_t prefix_evictions;
 };
 void engine_stats(const struct engine *engine, struct engine_stats *out);

@@ -67,6 +67,8 @@ struct published {
     _Atomic uint32_t seqs_running, seqs_waiting, seqs_blocked;
     _Atomic uint32_t kv_blocks_total, kv_blocks_used;
     _Atomic uint64_t step_rows_sum, step_ns_sum, host_ns_sum;
+    _Atomic uint64_t preemptions, recomputed_tokens, prefix_evictions;
+    _Atomic uint32_t prefix_blocks;
     _Atomic uint32_t idle;
     _Atomic uint32_t
         starts_per_ks; /* sequences that left the waiting list, per 1000 s: measured over the last seconds */
