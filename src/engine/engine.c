@@ -370,13 +370,14 @@ void engine_end_choice(struct engine *e, struct request *r, uint32_t number, uin
 
     assert(number < er->choice_count && kept_tokens < KEPT_FINAL);
     struct choice *c = &er->choices[number];
+    if (c->output_ended) return;
+    c->output_ended = true;
     if (atomic_compare_exchange_strong(&c->kept, &none, kept_tokens)) {
         ask_attention(e, r);
     } else if (none == KEPT_FINAL && kept_tokens < c->counted) {
         /* The engine had ended it before it knew. It writes nothing more of this choice, so its surplus is taken back here. */
         uint32_t surplus = c->counted - kept_tokens;
 
-        c->counted = kept_tokens;
         __atomic_fetch_sub(&r->times.completion_tokens, surplus, __ATOMIC_RELAXED);
         atomic_fetch_add(&e->late_discarded, surplus);
     }

@@ -41,7 +41,8 @@ enum status engine_submit(struct engine *engine, struct request *request, uint32
 /* The client has gone: its sequences leave at the next step. Idempotent. No output need be read after it. */
 void engine_cancel(struct engine *engine, struct request *request);
 /* The output side found stop text in `choice`: later tokens do not count. The choice ends with FINISH_ENDED. kept_tokens:
- * sampled tokens that count (for usage and metrics). */
+ * sampled tokens that count (for usage and metrics). Called on the request's I/O thread, once a choice, before or after its OUTPUT_FINISHED was
+ * pushed: if the choice had ended already, times.completion_tokens is put right by this very call; else before OUTPUT_FINISHED. */
 void engine_end_choice(struct engine *engine, struct request *request, uint32_t choice,
                        uint32_t kept_tokens);
 

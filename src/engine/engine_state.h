@@ -28,7 +28,8 @@ struct choice {
     bool scored;   /* OUTPUT_PROMPT_SCORED was pushed */
     bool owes_finished; /* OUTPUT_FINISHED waits for room */
     enum finish_reason reason;
-    uint32_t counted; /* its tokens that count; written by the engine while open */
+    uint32_t counted; /* its tokens that count; the engine's until kept is KEPT_FINAL, then fixed */
+    bool output_ended; /* output side: engine_end_choice was called */
     _Atomic uint32_t
         kept; /* see above: engine_end_choice and delivery.c agree here who was first */
 };
