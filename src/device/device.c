@@ -13,9 +13,10 @@ enum status device_open(const struct device_options *options, struct device **ou
 #if defined(INFERD_HAVE_CUDA) && INFERD_HAVE_CUDA
         return device_open_cuda(options, out, err);
 #else
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "this build has no CUDA device: configure with nvcc on PATH (preset cuda), "
-                         "or use the CPU device");
+        return error_set(
+            err, STATUS_UNSUPPORTED,
+            "this build has no CUDA device: configure with nvcc on PATH (preset cuda), "
+            "or use the CPU device");
 #endif
     }
     return error_set(err, STATUS_UNSUPPORTED, "device kind %d is not known", (int)options->kind);

@@ -15,18 +15,12 @@ struct block_scales {
     float min_ratio; /* min = d * min_ratio centres the quants on zero */
 };
 static const struct block_scales block_scales[] = {
-    {DTYPE_Q4_0, 0, -1, 4.6f, 0},
-    {DTYPE_Q4_1, 0, 2, 4.6f, -7.5f},
-    {DTYPE_Q5_0, 0, -1, 9.2f, 0},
-    {DTYPE_Q5_1, 0, 2, 9.2f, -15.5f},
-    {DTYPE_Q8_0, 0, -1, 74.0f, 0},
-    {DTYPE_Q2_K, 80, 82, 12.0f, 1.5f},
-    {DTYPE_Q3_K, 108, -1, 42.0f, 0},
-    {DTYPE_Q4_K, 0, 2, 200.0f, 7.5f},
-    {DTYPE_Q5_K, 0, 2, 400.0f, 15.5f},
-    {DTYPE_Q6_K, 208, -1, 1370.0f, 0},
-    {DTYPE_IQ4_NL, 0, -1, 70.0f, 0},
-    {DTYPE_IQ4_XS, 0, -1, 1300.0f, 0},
+    {DTYPE_Q4_0, 0, -1, 4.6f, 0},      {DTYPE_Q4_1, 0, 2, 4.6f, -7.5f},
+    {DTYPE_Q5_0, 0, -1, 9.2f, 0},      {DTYPE_Q5_1, 0, 2, 9.2f, -15.5f},
+    {DTYPE_Q8_0, 0, -1, 74.0f, 0},     {DTYPE_Q2_K, 80, 82, 12.0f, 1.5f},
+    {DTYPE_Q3_K, 108, -1, 42.0f, 0},   {DTYPE_Q4_K, 0, 2, 200.0f, 7.5f},
+    {DTYPE_Q5_K, 0, 2, 400.0f, 15.5f}, {DTYPE_Q6_K, 208, -1, 1370.0f, 0},
+    {DTYPE_IQ4_NL, 0, -1, 70.0f, 0},   {DTYPE_IQ4_XS, 0, -1, 1300.0f, 0},
 };
 
 static uint64_t row_seed(const struct plan_weight *weight, uint32_t row)
@@ -38,7 +32,8 @@ static float value_at(const struct plan_weight *weight, uint64_t seed, uint32_t 
 {
     double unit = (double)(hash_mix64(seed + col) >> 11) * 0x1p-52 - 1; /* -1 .. 1 */
 
-    if (weight->rows == 1) return (float)(strstr(weight->name, "norm") ? 1 + unit * 0.1 : unit * 0.02);
+    if (weight->rows == 1)
+        return (float)(strstr(weight->name, "norm") ? 1 + unit * 0.1 : unit * 0.02);
     return (float)(unit * sqrt(3.0 / weight->cols)); /* variance 1/cols keeps a product's size */
 }
 

@@ -27,7 +27,8 @@ static void set_capacities(struct step *s, const struct plan *plan, const struct
     uint64_t history = slots * context; /* penalties of reopened slots; bounded for long contexts */
     uint64_t history_max = context > 1u << 19 ? 2 * context : 1u << 20;
 
-    for (uint32_t g = 0; g < plan->group_count; g++) /* a block is new once, or shared on admission */
+    for (uint32_t g = 0; g < plan->group_count;
+         g++) /* a block is new once, or shared on admission */
         tables += min_u64(slots * blocks_per_sequence(plan, lim, g),
                           lim->kv_blocks[g] + slots + blocks_per_sequence(plan, lim, g));
     s->segment_cap = (uint32_t)min_u64(lim->rows_max, slots); /* one a sequence */
@@ -91,8 +92,8 @@ void step_clear(struct step *step, uint64_t seq_no)
     step->flags = 0;
 }
 
-#define REFUSE(...)                                               \
-    do {                                                          \
+#define REFUSE(...)                                                  \
+    do {                                                             \
         return error_set(err, STATUS_INVALID, "step: " __VA_ARGS__); \
     } while (0)
 
@@ -154,8 +155,7 @@ static enum status check_tokens(const struct step *s, const struct plan *plan,
 {
     for (uint32_t i = 0; i < s->row_count; i++) {
         int32_t t = step_tokens(s)[i];
-        if (token_is_ref(t) ? token_ref_slot(t) >= lim->slots_max
-                            : (uint32_t)t >= plan->vocab_rows)
+        if (token_is_ref(t) ? token_ref_slot(t) >= lim->slots_max : (uint32_t)t >= plan->vocab_rows)
             REFUSE("row %u has token %d, outside of %u tokens and %u slots", i, t, plan->vocab_rows,
                    lim->slots_max);
     }

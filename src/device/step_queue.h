@@ -30,8 +30,9 @@ struct step_queue {
     bool running; /* init made the thread */
     pthread_mutex_t lock;
     pthread_cond_t work, finished;
-    uint64_t submitted, completed, released; /* (lock) highest seq_no; in flight: submitted - released */
-    bool stop;                               /* (lock) */
+    uint64_t submitted, completed,
+        released; /* (lock) highest seq_no; in flight: submitted - released */
+    bool stop;    /* (lock) */
     struct {
         const struct step *step;
         const struct step_masks *masks;

@@ -304,6 +304,7 @@ static bool turn(struct engine *e)
     sweep(e);
     if (!atomic_load_explicit(&e->stopping, memory_order_relaxed)) any |= plan_steps(e);
     delivery_reap(e);
+    publish(e); /* before the bell: who has read a request's end finds it counted */
     delivery_ring(e);
     return any;
 }

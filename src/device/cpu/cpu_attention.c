@@ -250,13 +250,13 @@ void cpu_attention_run(struct cpu_device *d, const struct stage_attn *stage)
 struct cpu_kv_place cpu_kv_place(const struct cpu_group *group, const struct plan_kv_group *plan,
                                  uint32_t slot, uint32_t layer, uint32_t position)
 {
-    uint32_t block = group->tables[(uint64_t)slot * group->blocks_per_slot +
-                                   position / plan->block_tokens];
+    uint32_t block =
+        group->tables[(uint64_t)slot * group->blocks_per_slot + position / plan->block_tokens];
     uint32_t in_block = position % plan->block_tokens;
     uint64_t tile_bytes = group->head_bytes / (plan->block_tokens / KV_TILE);
 
-    return (struct cpu_kv_place){
-        group->pool + block * group->block_bytes +
-            (uint64_t)layer * plan->kv_heads * group->head_bytes + in_block / KV_TILE * tile_bytes,
-        in_block % KV_TILE};
+    return (struct cpu_kv_place){group->pool + block * group->block_bytes +
+                                     (uint64_t)layer * plan->kv_heads * group->head_bytes +
+                                     in_block / KV_TILE * tile_bytes,
+                                 in_block % KV_TILE};
 }

@@ -38,10 +38,10 @@ enum cpu_region {
 struct cpu_stage {
     const struct stage *plan;
     uint32_t linear_count;
-    struct linear linears[CPU_LINEARS_MAX];    /* q k v | gate up | projection | head */
-    void *packed[CPU_LINEARS_MAX];             /* owned room, NULL where used in place */
-    const float *biases[CPU_LINEARS_MAX];      /* NULL: none */
-    uint32_t y_at[CPU_LINEARS_MAX];            /* first column of its output in the row */
+    struct linear linears[CPU_LINEARS_MAX];          /* q k v | gate up | projection | head */
+    void *packed[CPU_LINEARS_MAX];                   /* owned room, NULL where used in place */
+    const float *biases[CPU_LINEARS_MAX];            /* NULL: none */
+    uint32_t y_at[CPU_LINEARS_MAX];                  /* first column of its output in the row */
     const float *norm, *q_norm, *k_norm, *post_norm; /* gains; NULL: none */
 };
 
@@ -66,8 +66,8 @@ struct cpu_tile {
 
 struct cpu_thread_scratch {
     struct sample_scratch sample;
-    float *kv;                        /* converted keys and values */
-    struct attend_state total, part;  /* of one tile */
+    float *kv;                       /* converted keys and values */
+    struct attend_state total, part; /* of one tile */
 };
 
 /* What a step in flight leaves behind until its release. */
@@ -88,15 +88,15 @@ struct cpu_buffers {
     struct cpu_rope ropes[PLAN_ROPES_MAX];
     struct cpu_group groups[PLAN_GROUPS_MAX];
     /* activations; R = rows_max */
-    float *x;                               /* [R][hidden] the residual stream */
-    float *h;                               /* [R][hidden] normed, or a projection's output */
-    float *qkv;                             /* [R][qkv_max] */
-    float *attn;                            /* [R][attn_max] */
-    float *gate, *up;                       /* [R][ffn_max] */
-    void *inputs[LINEAR_INPUT_COUNT];       /* [R][row bytes of the widest input]; NULL: kind unused */
-    uint32_t *row_segment;                  /* [R] */
-    struct cpu_tile *tiles;                 /* [R] */
-    float *parts;                           /* [parts_max][dim_padded + 2] split attention */
+    float *x;                         /* [R][hidden] the residual stream */
+    float *h;                         /* [R][hidden] normed, or a projection's output */
+    float *qkv;                       /* [R][qkv_max] */
+    float *attn;                      /* [R][attn_max] */
+    float *gate, *up;                 /* [R][ffn_max] */
+    void *inputs[LINEAR_INPUT_COUNT]; /* [R][row bytes of the widest input]; NULL: kind unused */
+    uint32_t *row_segment;            /* [R] */
+    struct cpu_tile *tiles;           /* [R] */
+    float *parts;                     /* [parts_max][dim_padded + 2] split attention */
     uint32_t attn_max, parts_max, queries_max;
     struct cpu_thread_scratch *scratch; /* [threads] */
     struct sample_slot *slots;          /* [slots_max] */

@@ -67,8 +67,8 @@ INLINE float ISA(max_of)(lanes v)
 INLINE lanes ISA(exp)(lanes x)
 {
     const lanes magic = ISA(splat)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    lanes clamped = ISA(max)(ISA(select)(x < ISA(splat)(88.0f), x, ISA(splat)(88.0f)),
-                             ISA(splat)(-87.0f));
+    lanes clamped =
+        ISA(max)(ISA(select)(x < ISA(splat)(88.0f), x, ISA(splat)(88.0f)), ISA(splat)(-87.0f));
     lanes n = ISA(fma)(clamped, ISA(splat)(1.44269504088896341f), magic) - magic;
     lanes r = ISA(fma)(n, ISA(splat)(-0.693359375f), clamped);
     lanes p = ISA(splat)(1.9875691500e-4f);
@@ -125,9 +125,47 @@ static double ISA(exp_store)(const float *x, uint32_t n, float max, float scale,
     return total;
 }
 
-static double ISA(exp_sum)(const float *x, uint32_t n, float max)
+static uint32_t ISA(find)(const float *x, uint32_t from, uint32_t n, float least)
 {
-    return ISA(exp_store)(x, n, max, 1.0f, NULL);
+    uint32_t i = from;
+
+    while (i + LANES <= n && !ISA(any)(ISA(load)(x + i) >= least))
+        i += LANES;
+    while (i < n && !(x[i] >= least))
+        i++;
+    return i;
+}
+
+static uint32_t ISA(gather)(const float *x, uint32_t n, float least, uint32_t *out)
+{
+    uint32_t count = 0, i = 0;
+
+    for (; i + LANES <= n; i += LANES) {
+        if (!ISA(any)(ISA(load)(x + i) >= least)) continue;
+        for (uint32_t k = i; k < i + LANES; k++) {
+            out[count] = k; /* overwritten unless it counts: no branch to mispredict */
+            count += x[k] >= least;
+        }
+    }
+    for (; i < n; i++) {
+        if (x[i] >= least) out[count++] = i;
+    }
+    return count;
+}
+
+static double ISA(sum)(const float *x, uint32_t n)
+{
+    double total = 0;
+
+    for (uint32_t run = 0; run < n; run += SUM_RUN) {
+        uint32_t end = n - run < SUM_RUN ? n : run + SUM_RUN, i = run;
+        lanes sum = ISA(splat)(0.0f);
+        for (; i + LANES <= end; i += LANES)
+            sum += ISA(load)(x + i);
+        if (i < end) sum += ISA(load_part)(x + i, end - i, 0.0f);
+        total += (double)ISA(sum_of)(sum);
+    }
+    return total;
 }
 
 static void ISA(norm)(const float *x, uint32_t n, float eps, const float *gain, float offset,
@@ -158,7 +196,8 @@ static void ISA(norm)(const float *x, uint32_t n, float eps, const float *gain, 
 
 INLINE lanes ISA(activate)(enum activation act, lanes x)
 {
-    lanes y = x; /* act(x) = x * sigmoid(y): tanh(z) = 2 sigmoid(2z) - 1 makes GELU the same shape */
+    lanes y =
+        x; /* act(x) = x * sigmoid(y): tanh(z) = 2 sigmoid(2z) - 1 makes GELU the same shape */
 
     if (act == ACT_GELU_TANH) y = x * 1.5957691216057308f * (x * x * 0.044715f + 1.0f);
     return x / (ISA(exp)(-y) + 1.0f);
@@ -358,9 +397,8 @@ static void ISA(attend)(const struct attend_tile *tile, uint32_t begin, uint32_t
                         struct attend_state *state)
 {
     uint32_t queries = tile->rows * tile->heads;
-    uint32_t first = tile->window && tile->first_pos + 1 > tile->window
-                         ? tile->first_pos + 1 - tile->window
-                         : 0;
+    uint32_t first =
+        tile->window && tile->first_pos + 1 > tile->window ? tile->first_pos + 1 - tile->window : 0;
 
     for (uint32_t i = 0; i < queries; i++)
         state->max[i] = -INFINITY, state->sum[i] = 0;
@@ -392,7 +430,9 @@ static void ISA(attend_join)(struct attend_state *total, const struct attend_sta
 
 static const struct cpu_kernels ISA(kernels) = {
     .max_finite = ISA(max_finite),
-    .exp_sum = ISA(exp_sum),
+    .find = ISA(find),
+    .gather = ISA(gather),
+    .sum = ISA(sum),
     .exp_store = ISA(exp_store),
     .norm = ISA(norm),
     .act_mul = ISA(act_mul),

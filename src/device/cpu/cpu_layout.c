@@ -52,14 +52,14 @@ static struct stage_weights weights_of(const struct stage *s)
                                       NULL,
                                       NULL};
     case STAGE_ATTN_OUT:
-        return (struct stage_weights){1, {&s->attn_out.weight}, {&s->attn_out.bias},
-                                      NULL, NULL, NULL, &s->attn_out.post_norm};
+        return (struct stage_weights){1,    {&s->attn_out.weight}, {&s->attn_out.bias}, NULL, NULL,
+                                      NULL, &s->attn_out.post_norm};
     case STAGE_FFN_OUT:
-        return (struct stage_weights){1, {&s->ffn_out.weight}, {&s->ffn_out.bias},
-                                      NULL, NULL, NULL, &s->ffn_out.post_norm};
+        return (struct stage_weights){1,    {&s->ffn_out.weight}, {&s->ffn_out.bias}, NULL, NULL,
+                                      NULL, &s->ffn_out.post_norm};
     case STAGE_HEAD:
-        return (struct stage_weights){1, {&s->head.weight}, {NULL},
-                                      &s->head.norm, NULL, NULL, NULL};
+        return (struct stage_weights){1,   {&s->head.weight}, {NULL}, &s->head.norm, NULL, NULL,
+                                      NULL};
     default: return (struct stage_weights){0};
     }
 }
@@ -124,8 +124,7 @@ struct attention_sizes {
     uint32_t dim_padded, heads_per_kv, attn_max, heads;
 };
 
-static struct attention_sizes attention_sizes(const struct plan *plan,
-                                              const struct cpu_buffers *b)
+static struct attention_sizes attention_sizes(const struct plan *plan, const struct cpu_buffers *b)
 {
     struct attention_sizes s = {0};
 
@@ -154,7 +153,9 @@ static void carve_scratch(struct carver *c, const struct plan *plan, struct atte
     struct cpu_thread_scratch s;
 
     s.sample.work = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
-    s.sample.weights = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
+    s.sample.z = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
+    s.sample.p = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
+    s.sample.ids = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(uint32_t));
     s.sample.heap = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(uint64_t));
     s.kv = carve(c, CPU_ACTIVATIONS, 2 * (uint64_t)KV_TILE * sizes.dim_padded * sizeof(float));
     carve_state(c, queries, sizes.dim_padded, &s.total);
@@ -171,8 +172,8 @@ static void carve_activations(struct carver *c, const struct plan *plan,
     struct attention_sizes sizes = attention_sizes(plan, b);
 
     b->attn_max = sizes.attn_max;
-    b->queries_max = (uint32_t)max_u64(sizes.heads_per_kv,
-                                       STATE_FLOATS / max_u64(sizes.dim_padded, 1));
+    b->queries_max =
+        (uint32_t)max_u64(sizes.heads_per_kv, STATE_FLOATS / max_u64(sizes.dim_padded, 1));
     /* two rows' worth of split heads over the longest context: more rows keep the threads busy unsplit */
     b->parts_max = 2 * sizes.heads * ((limits->context_tokens + KV_SPLIT - 1) / KV_SPLIT);
     b->x = carve(c, CPU_ACTIVATIONS, rows * plan->hidden * f);
@@ -236,7 +237,8 @@ void cpu_layout(const struct plan *plan, const struct device_limits *limits,
         carve_stage(&c, &plan->stages[i], numerics, isa, input_cols,
                     b.stages ? &b.stages[i] : NULL);
     for (uint32_t i = 0; i < plan->rope_count; i++) {
-        uint64_t bytes = (uint64_t)limits->context_tokens * (plan->ropes[i].dim / 2) * sizeof(float);
+        uint64_t bytes =
+            (uint64_t)limits->context_tokens * (plan->ropes[i].dim / 2) * sizeof(float);
         b.ropes[i].cosines = carve(&c, CPU_ROPE, bytes);
         b.ropes[i].sines = carve(&c, CPU_ROPE, bytes);
     }

@@ -18,9 +18,10 @@ enum status cpu_isa_choose(const char *name, enum cpu_isa *out, struct error *er
         *out = i;
         return STATUS_OK;
     }
-    return error_set(err, STATUS_UNSUPPORTED,
-                     "CPU instruction set '%s' is not known; generic, avx2, avx512, avx512-vnni and amx are",
-                     name);
+    return error_set(
+        err, STATUS_UNSUPPORTED,
+        "CPU instruction set '%s' is not known; generic, avx2, avx512, avx512-vnni and amx are",
+        name);
 }
 
 uint32_t cpu_thread_count(const struct device_options *options)
@@ -34,7 +35,8 @@ static enum status check_group(const struct plan *plan, uint32_t g, uint32_t blo
     const struct plan_kv_group *group = &plan->groups[g];
 
     if (group->kind != KV_ATTENTION)
-        return error_set(err, STATUS_UNSUPPORTED, "KV group %u: the CPU device has no such state", g);
+        return error_set(err, STATUS_UNSUPPORTED, "KV group %u: the CPU device has no such state",
+                         g);
     if (!group->block_tokens || group->block_tokens % KV_TILE)
         return error_set(err, STATUS_UNSUPPORTED,
                          "a KV block of %u tokens; the CPU device takes multiples of %d",
@@ -56,7 +58,8 @@ static enum status check_stage(const struct plan *plan, const struct stage *stag
         return error_set(err, STATUS_UNSUPPORTED,
                          "layer %u %s is split over ranks; the CPU device runs one rank",
                          stage->layer, stage_kind_name(stage->kind));
-    if (stage->kind == STAGE_ATTN_IN && plan->ropes[stage->attn_in.rope].dim > stage->attn_in.head_dim)
+    if (stage->kind == STAGE_ATTN_IN &&
+        plan->ropes[stage->attn_in.rope].dim > stage->attn_in.head_dim)
         return error_set(err, STATUS_UNSUPPORTED, "layer %u rotates more than its head_dim",
                          stage->layer);
     if (stage->kind > STAGE_SAMPLE)

@@ -58,8 +58,7 @@ static void embed_row(struct cpu_device *d, const struct stage_embed *e, uint32_
     float *x = d->b.x + (uint64_t)row * d->plan->hidden;
     const void *from;
 
-    if (token_is_ref(token))
-        token = d->b.slots[token_ref_slot(token)].last[token_ref_index(token)];
+    if (token_is_ref(token)) token = d->b.slots[token_ref_slot(token)].last[token_ref_index(token)];
     if (e->table.data) {
         from = (const char *)e->table.data + (uint64_t)token * e->table.row_stride;
     } else { /* made up on the spot, in the row's own attention buffer's place */
@@ -105,16 +104,15 @@ static void norm_rows(void *ctx, uint32_t begin, uint32_t end, uint32_t thread)
 {
     struct stage_job *j = ctx;
     struct cpu_device *d = j->d;
-    const struct plan_norm *norm = j->s->plan->kind == STAGE_ATTN_IN ? &j->s->plan->attn_in.norm
-                                                                     : &j->s->plan->ffn_in.norm;
+    const struct plan_norm *norm =
+        j->s->plan->kind == STAGE_ATTN_IN ? &j->s->plan->attn_in.norm : &j->s->plan->ffn_in.norm;
     const float *from = d->b.x;
 
     (void)thread;
     if (j->s->norm) {
         for (uint32_t r = begin; r < end; r++)
             d->kernels->norm(d->b.x + (uint64_t)r * d->plan->hidden, d->plan->hidden, norm->eps,
-                             j->s->norm, norm->gain_offset,
-                             d->b.h + (uint64_t)r * d->plan->hidden);
+                             j->s->norm, norm->gain_offset, d->b.h + (uint64_t)r * d->plan->hidden);
         from = d->b.h;
     }
     prepare_rows(j, from, d->plan->hidden, begin, end);
@@ -132,8 +130,8 @@ static void qkv_tiles(void *ctx, uint32_t begin, uint32_t end, uint32_t thread)
         uint32_t from = begin > first ? begin - first : 0;
         uint32_t to = end > first ? (end - first < l->tiles ? end - first : l->tiles) : 0;
         if (from < to)
-            linear_run(l, input_of(j, i), j->rows, j->d->b.qkv + j->s->y_at[i],
-                       j->d->plan->qkv_max, from, to);
+            linear_run(l, input_of(j, i), j->rows, j->d->b.qkv + j->s->y_at[i], j->d->plan->qkv_max,
+                       from, to);
         first += l->tiles;
     }
 }
@@ -163,8 +161,7 @@ static void finish_qkv_row(struct cpu_device *d, const struct cpu_stage *s, uint
         if (s->q_norm)
             d->kernels->norm(q + h * dim, dim, a->q_norm.eps, s->q_norm, a->q_norm.gain_offset,
                              q + h * dim);
-        cpu_rope_turn(&d->plan->ropes[a->rope], &d->b.ropes[a->rope], a->pairing, pos,
-                      q + h * dim);
+        cpu_rope_turn(&d->plan->ropes[a->rope], &d->b.ropes[a->rope], a->pairing, pos, q + h * dim);
     }
     for (uint32_t h = 0; h < a->kv_heads; h++) {
         uint64_t element = group->half ? 2 : 4;
@@ -172,8 +169,7 @@ static void finish_qkv_row(struct cpu_device *d, const struct cpu_stage *s, uint
         if (s->k_norm)
             d->kernels->norm(k + h * dim, dim, a->k_norm.eps, s->k_norm, a->k_norm.gain_offset,
                              k + h * dim);
-        cpu_rope_turn(&d->plan->ropes[a->rope], &d->b.ropes[a->rope], a->pairing, pos,
-                      k + h * dim);
+        cpu_rope_turn(&d->plan->ropes[a->rope], &d->b.ropes[a->rope], a->pairing, pos, k + h * dim);
         d->kernels->kv_store(k + h * dim, v + h * dim, dim, group->dim_padded, group->half,
                              place.column, tile, tile + KV_TILE * dim * element);
     }
@@ -280,7 +276,8 @@ static void ffn_items(void *ctx, uint32_t begin, uint32_t end, uint32_t thread)
                    (last + l->tile_rows - 1) / l->tile_rows);
     }
     for (uint32_t r = 0; r < j->rows; r++) {
-        float *gate = y[0] + (uint64_t)r * stride + first, *up = y[1] + (uint64_t)r * stride + first;
+        float *gate = y[0] + (uint64_t)r * stride + first,
+              *up = y[1] + (uint64_t)r * stride + first;
         if (j->s->biases[0]) add_vector(gate, j->s->biases[0] + first, last - first);
         if (j->s->biases[1]) add_vector(up, j->s->biases[1] + first, last - first);
         d->kernels->act_mul(j->s->plan->ffn_in.act, gate, up, last - first);

@@ -89,7 +89,8 @@ static struct step_output make_token(const struct null_device *d, const struct n
                                      const uint32_t *mask, uint32_t position)
 {
     uint32_t tokens = d->plan->vocab_tokens, middle = tokens < 4 ? 1 : tokens / 4 * 3;
-    uint32_t id = tokens / 8 + (uint32_t)(hash_mix64(slot->seed ^ hash_mix64(position + 1)) % middle);
+    uint32_t id =
+        tokens / 8 + (uint32_t)(hash_mix64(slot->seed ^ hash_mix64(position + 1)) % middle);
 
     for (uint32_t tried = 0; tried < tokens; tried++, id = (id + 1) % tokens)
         if (allowed(slot, mask, position, id)) return (struct step_output){.token = (int32_t)id};
