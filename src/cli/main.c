@@ -11,9 +11,12 @@ static const struct {
     const char *usage, *does;
 } commands[] = {
     {"serve", cli_serve, "serve MODEL [options]", "answer the OpenAI API over HTTP"},
-    {"run", cli_run, "run MODEL [options] [PROMPT]", "one answer in the terminal; without PROMPT a chat"},
-    {"inspect", cli_inspect, "inspect MODEL", "architecture, tensors, tokenizer, template; or why it would not load"},
-    {"tokenize", cli_tokenize, "tokenize MODEL TEXT | tokenize --jsonl [MODEL]", "text to ids; a protocol of JSON lines"},
+    {"run", cli_run, "run MODEL [options] [PROMPT]",
+     "one answer in the terminal; without PROMPT a chat"},
+    {"inspect", cli_inspect, "inspect MODEL",
+     "architecture, tensors, tokenizer, template; or why it would not load"},
+    {"tokenize", cli_tokenize, "tokenize MODEL TEXT | tokenize --jsonl [MODEL]",
+     "text to ids; a protocol of JSON lines"},
     {"bench", cli_bench, "bench WHAT MODEL [options]", "measure a device: bench device"},
     {"docs", cli_docs, "docs configuration", "print docs/configuration.md"},
 };
@@ -30,7 +33,8 @@ static int print_usage(FILE *to, int status)
     fprintf(to, "inferd " INFERD_VERSION " - an LLM inference server\n\nusage:\n");
     for (int i = 0; i < COMMAND_COUNT; i++)
         fprintf(to, "  inferd %-44s %s\n", commands[i].usage, commands[i].does);
-    fprintf(to, "  inferd %-44s %s\n\n`inferd serve --help` lists the options.\n", "--version", "print the version");
+    fprintf(to, "  inferd %-44s %s\n\n`inferd serve --help` lists the options.\n", "--version",
+            "print the version");
     return status;
 }
 
@@ -41,7 +45,8 @@ int main(int argc, char **argv)
         puts("inferd " INFERD_VERSION);
         return 0;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0)
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0)
         return print_usage(stdout, 0);
     for (int i = 0; i < COMMAND_COUNT; i++)
         if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1);

@@ -283,18 +283,26 @@ static void row_q8_0(const uint8_t *src, uint64_t blocks, float *dst)
 }
 
 /* K formats: 256 weights, in halves of 128 whose 2-bit parts share 32 bytes: weight 32 s + l of a half is in
- * bits 2s.. of byte l. Scales are per 16 or 32 weights. */
+ * bits 2s.. of byte l. Scales are per 16 or 32 weights, so the loops go by 16 (g): what depends on g alone
+ * stands outside, and the inner loop is plain enough for the compiler to vectorise. */
+
+static const uint8_t *two_bits(const uint8_t *quants, int g, int *shift)
+{
+    *shift = g % 8 / 2 * 2;
+    return quants + g / 8 * 32 + g % 2 * 16;
+}
 
 /* scales [16] (low nibble scale, high nibble minimum), quants [64], d, dmin */
 static void row_q2_k(const uint8_t *src, uint64_t blocks, float *dst)
 {
-    for (; blocks > 0; blocks--, src += 84, dst += QK_K) {
-        const uint8_t *quants = src + 16;
+    for (; blocks > 0; blocks--, src += 84) {
         float d = half_at(src + 80), dmin = half_at(src + 82);
-        for (int i = 0; i < QK_K; i++) {
-            uint8_t scale = src[i / 16];
-            int q = quants[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-            dst[i] = d * (float)(scale & 15) * (float)q - dmin * (float)(scale >> 4);
+        for (int g = 0; g < 16; g++, dst += 16) {
+            float scale = d * (float)(src[g] & 15), minimum = dmin * (float)(src[g] >> 4);
+            int shift;
+            const uint8_t *quants = two_bits(src + 16, g, &shift);
+            for (int i = 0; i < 16; i++)
+                dst[i] = scale * (float)(quants[i] >> shift & 3) - minimum;
         }
     }
 }
@@ -311,15 +319,16 @@ static void unpack_q3_k_scales(const uint8_t *packed, int scales[16])
 /* high bits [32] (0 takes 4 away), quants [64], scales [12], d */
 static void row_q3_k(const uint8_t *src, uint64_t blocks, float *dst)
 {
-    for (; blocks > 0; blocks--, src += 110, dst += QK_K) {
-        const uint8_t *quants = src + 32;
+    for (; blocks > 0; blocks--, src += 110) {
         float d = half_at(src + 108);
         int scales[16];
         unpack_q3_k_scales(src + 96, scales);
-        for (int i = 0; i < QK_K; i++) {
-            int q = quants[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-            int high = src[i % 32] >> (i / 32) & 1;
-            dst[i] = d * (float)scales[i / 16] * (float)(q - (high ? 0 : 4));
+        for (int g = 0; g < 16; g++, dst += 16) {
+            float scale = d * (float)scales[g];
+            int shift;
+            const uint8_t *quants = two_bits(src + 32, g, &shift), *high = src + g % 2 * 16;
+            for (int i = 0; i < 16; i++)
+                dst[i] = scale * (float)((quants[i] >> shift & 3) + (high[i] >> g / 2 & 1) * 4 - 4);
         }
     }
 }
@@ -374,13 +383,16 @@ static void row_q5_k(const uint8_t *src, uint64_t blocks, float *dst)
 /* low nibbles [128], high pairs [64], scales [16] int8, d; a half's nibbles stand in 64 bytes */
 static void row_q6_k(const uint8_t *src, uint64_t blocks, float *dst)
 {
-    for (; blocks > 0; blocks--, src += 210, dst += QK_K) {
-        const uint8_t *high = src + 128, *scales = src + 192;
+    for (; blocks > 0; blocks--, src += 210) {
         float d = half_at(src + 208);
-        for (int i = 0; i < QK_K; i++) {
-            int low = src[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
-            int two = high[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-            dst[i] = d * (float)(int8_t)scales[i / 16] * (float)((low | two << 4) - 32);
+        for (int g = 0; g < 16; g++, dst += 16) {
+            float scale = d * (float)(int8_t)src[192 + g];
+            int shift, nibble = g % 8 / 4 * 4;
+            const uint8_t *low = src + g / 8 * 64 + g % 4 * 16,
+                          *high = two_bits(src + 128, g, &shift);
+            for (int i = 0; i < 16; i++)
+                dst[i] =
+                    scale * (float)(((low[i] >> nibble & 15) | (high[i] >> shift & 3) << 4) - 32);
         }
     }
 }

@@ -1,6 +1,8 @@
 /* safetensors.c - reads a safetensors header. */
 #include "formats/safetensors.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/json_guard.h"
@@ -55,14 +57,20 @@ uint64_t safetensors_entry_offset(struct slice bytes, const char *name)
     return entry_offset(slice_of(bytes.ptr + PREFIX_BYTES, len), name);
 }
 
-#define FAIL(f, status, name, format, ...)                                                   \
-    do {                                                                                     \
-        char quoted_[160];                                                                   \
-        return error_set((f)->err, status, "%s: offset %llu: tensor %s: " format, (f)->path, \
-                         (unsigned long long)entry_offset((f)->header, name),                \
-                         log_quote(slice_str(name), quoted_, sizeof quoted_) __VA_OPT__(, )  \
-                             __VA_ARGS__);                                                   \
-    } while (0)
+/* A sentence about one tensor, with the place of its entry in front. Returns `status`. */
+static enum status __attribute__((format(printf, 4, 5)))
+tensor_fault(const struct file *f, const char *name, enum status status, const char *format, ...)
+{
+    char quoted[160], sentence[300];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(sentence, sizeof sentence, format, args);
+    va_end(args);
+    return error_set(f->err, status, "%s: offset %llu: tensor %s: %s", f->path,
+                     (unsigned long long)entry_offset(f->header, name),
+                     log_quote(slice_str(name), quoted, sizeof quoted), sentence);
+}
 
 static enum status find_header(struct file *f)
 {
@@ -103,14 +111,15 @@ static enum status read_dtype(const struct file *f, const char *name, const json
     const char *text = json_string_value(json_object_get(entry, "dtype"));
     char quoted[64];
 
-    if (!text) FAIL(f, STATUS_CORRUPT, name, "it has no \"dtype\" string");
+    if (!text) return tensor_fault(f, name, STATUS_CORRUPT, "it has no \"dtype\" string");
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) {
         if (strcmp(dtype_info(taken[i])->name, text) != 0) continue;
         view->dtype = taken[i];
         return STATUS_OK;
     }
-    FAIL(f, STATUS_UNSUPPORTED, name, "its dtype %s is not one that this build reads",
-         log_quote(slice_str(text), quoted, sizeof quoted));
+    return tensor_fault(f, name, STATUS_UNSUPPORTED,
+                        "its dtype %s is not one that this build reads",
+                        log_quote(slice_str(text), quoted, sizeof quoted));
 }
 
 /* A size in JSON: an integer literal that is not negative. */
@@ -126,16 +135,18 @@ static enum status read_shape(const struct file *f, const char *name, const json
     const json_t *shape = json_object_get(entry, "shape");
     const char *why;
 
-    if (!json_is_array(shape)) FAIL(f, STATUS_CORRUPT, name, "it has no \"shape\" array");
+    if (!json_is_array(shape))
+        return tensor_fault(f, name, STATUS_CORRUPT, "it has no \"shape\" array");
     if (json_array_size(shape) > WEIGHTS_DIMS_MAX)
-        FAIL(f, STATUS_UNSUPPORTED, name, "its shape has %zu dimensions; at most %d are read",
-             json_array_size(shape), WEIGHTS_DIMS_MAX);
+        return tensor_fault(f, name, STATUS_UNSUPPORTED,
+                            "its shape has %zu dimensions; at most %d are read",
+                            json_array_size(shape), WEIGHTS_DIMS_MAX);
     view->dim_count = (uint32_t)json_array_size(shape);
     for (uint32_t i = 0; i < view->dim_count; i++)
         if (!to_size(json_array_get(shape, i), &view->dims[i]))
-            FAIL(f, STATUS_CORRUPT, name, "shape must be integers from 0 on");
+            return tensor_fault(f, name, STATUS_CORRUPT, "shape must be integers from 0 on");
     if (view->dim_count == 0) view->dims[view->dim_count++] = 1; /* a scalar */
-    if (tensor_size(view, &why)) FAIL(f, STATUS_CORRUPT, name, "shape: %s", why);
+    if (tensor_size(view, &why)) return tensor_fault(f, name, STATUS_CORRUPT, "shape: %s", why);
     return STATUS_OK;
 }
 
@@ -147,18 +158,21 @@ static enum status read_range(const struct file *f, const char *name, const json
 
     if (!json_is_array(range) || json_array_size(range) != 2 ||
         !to_size(json_array_get(range, 0), &begin) || !to_size(json_array_get(range, 1), &end))
-        FAIL(f, STATUS_CORRUPT, name, "data_offsets must be two integers from 0 on");
+        return tensor_fault(f, name, STATUS_CORRUPT, "data_offsets must be two integers from 0 on");
     if (end < begin)
-        FAIL(f, STATUS_CORRUPT, name, "data_offsets end (%llu) before they begin (%llu)",
-             (unsigned long long)end, (unsigned long long)begin);
+        return tensor_fault(f, name, STATUS_CORRUPT,
+                            "data_offsets end (%llu) before they begin (%llu)",
+                            (unsigned long long)end, (unsigned long long)begin);
     if (end - begin != view->bytes)
-        FAIL(f, STATUS_CORRUPT, name, "shape and dtype make %llu bytes, data_offsets %llu",
-             (unsigned long long)view->bytes, (unsigned long long)(end - begin));
+        return tensor_fault(f, name, STATUS_CORRUPT,
+                            "shape and dtype make %llu bytes, data_offsets %llu",
+                            (unsigned long long)view->bytes, (unsigned long long)(end - begin));
     if (end > f->data_bytes)
-        FAIL(f, STATUS_INCOMPLETE, name,
-             "data_offsets end at %llu, but the data section has %llu bytes (is the file "
-             "truncated?)",
-             (unsigned long long)end, (unsigned long long)f->data_bytes);
+        return tensor_fault(
+            f, name, STATUS_INCOMPLETE,
+            "data_offsets end at %llu, but the data section has %llu bytes (is the file "
+            "truncated?)",
+            (unsigned long long)end, (unsigned long long)f->data_bytes);
     view->data = f->bytes.ptr + f->data_start + begin;
     return STATUS_OK;
 }
@@ -169,7 +183,8 @@ static enum status read_entry(const struct file *f, const char *name, const json
     struct weight_view view = {0};
     enum status st;
 
-    if (!json_is_object(entry)) FAIL(f, STATUS_CORRUPT, name, "its entry is no object");
+    if (!json_is_object(entry))
+        return tensor_fault(f, name, STATUS_CORRUPT, "its entry is no object");
     st = read_dtype(f, name, entry, &view);
     if (!st) st = read_shape(f, name, entry, &view);
     if (!st) st = read_range(f, name, entry, &view);

@@ -3,6 +3,7 @@
 
 Small on purpose: a mutation should hit something that matters. Only the standard library."""
 import os
+import struct
 import sys
 
 
@@ -28,6 +29,46 @@ def json_seeds():
         save('fuzz_json_guard', name, text)
 
 
+def string(text):
+    return struct.pack('<Q', len(text)) + text
+
+
+def gguf(keys, tensors, data, version=3):
+    """keys: (name, type, value bytes); tensors: (name, dims, type, offset)."""
+    out = b'GGUF' + struct.pack('<IQQ', version, len(tensors), len(keys))
+    for name, kind, value in keys:
+        out += string(name) + struct.pack('<I', kind) + value
+    for name, dims, kind, offset in tensors:
+        out += string(name) + struct.pack('<I%dQIQ' % len(dims), len(dims), *dims, kind, offset)
+    return out + b'\0' * (-len(out) % 32) + data
+
+
+def gguf_seeds():
+    scalars = [(b'a%d' % kind, kind, b'\1' + b'\0' * (size - 1))
+               for kind, size in enumerate((1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)) if size]
+    words = (b'w', 9, struct.pack('<IQ', 8, 3) + string(b'x') + string(b'') + string(b'\xc3\xa9'))
+    floats = (b'f', 9, struct.pack('<IQ2f', 6, 2, 0.5, -1.0))
+    save('fuzz_gguf', 'keys', gguf(scalars + [words, floats, (b's', 8, string(b'text'))], [], b''))
+    save('fuzz_gguf', 'tensors', gguf([(b'general.alignment', 4, struct.pack('<I', 8))],
+         [(b't.f32', (2, 1), 0, 0), (b't.q4_1', (32,), 3, 8), (b't.f16', (1, 2, 1, 1), 1, 32)], b'\0' * 36))
+    save('fuzz_gguf', 'version_2', gguf([], [(b't', (4,), 0, 0)], b'\0' * 16, version=2))
+    save('fuzz_gguf', 'split', gguf([(b'split.no', 2, b'\0\0'), (b'split.count', 2, b'\2\0'),
+         (b'split.tensors.count', 5, struct.pack('<i', 0))], [], b''))
+
+
+def safetensors_seeds():
+    def image(header, data):
+        return struct.pack('<Q', len(header)) + header + data
+    save('fuzz_safetensors', 'two', image(
+        b'{"__metadata__":{"format":"pt"},"a":{"dtype":"F16","shape":[2,1],"data_offsets":[0,4]},'
+        b'"b":{"dtype":"I8","shape":[],"data_offsets":[4,5]}}  ', b'\0' * 5))
+    save('fuzz_safetensors', 'escaped', image(
+        b'{"\\u00e9":{"data_offsets":[0,0],"shape":[0,9],"dtype":"BF16"}}', b''))
+    save('fuzz_safetensors', 'empty', image(b'{}', b''))
+
+
 if __name__ == '__main__':
     OUT = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), 'corpus')
     json_seeds()
+    gguf_seeds()
+    safetensors_seeds()

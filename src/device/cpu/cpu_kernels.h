@@ -43,9 +43,13 @@ struct attend_tile {
 struct cpu_kernels {
     /* Largest value; *finite: whether all are finite. */
     float (*max_finite)(const float *x, uint32_t n, bool *finite);
-    /* sum of exp(x - max), in double over runs of 256 */
-    double (*exp_sum)(const float *x, uint32_t n, float max);
-    /* p = exp((x - max) * scale); returns their sum, in double over runs of 256 */
+    /* First i in [from, n) with x[i] >= least, else n. */
+    uint32_t (*find)(const float *x, uint32_t from, uint32_t n, float least);
+    /* All such i, ascending, into out [n]; returns how many. */
+    uint32_t (*gather)(const float *x, uint32_t n, float least, uint32_t *out);
+    /* Sum of x, in double over runs of 256. */
+    double (*sum)(const float *x, uint32_t n);
+    /* p = exp((x - max) * scale), p may be NULL; returns their sum, in double over runs of 256 */
     double (*exp_store)(const float *x, uint32_t n, float max, float scale, float *p);
     /* out = x / sqrt(mean(x^2) + eps) * (gain + offset); out may be x */
     void (*norm)(const float *x, uint32_t n, float eps, const float *gain, float offset,

@@ -125,9 +125,47 @@ static double ISA(exp_store)(const float *x, uint32_t n, float max, float scale,
     return total;
 }
 
-static double ISA(exp_sum)(const float *x, uint32_t n, float max)
+static uint32_t ISA(find)(const float *x, uint32_t from, uint32_t n, float least)
 {
-    return ISA(exp_store)(x, n, max, 1.0f, NULL);
+    uint32_t i = from;
+
+    while (i + LANES <= n && !ISA(any)(ISA(load)(x + i) >= least))
+        i += LANES;
+    while (i < n && !(x[i] >= least))
+        i++;
+    return i;
+}
+
+static uint32_t ISA(gather)(const float *x, uint32_t n, float least, uint32_t *out)
+{
+    uint32_t count = 0, i = 0;
+
+    for (; i + LANES <= n; i += LANES) {
+        if (!ISA(any)(ISA(load)(x + i) >= least)) continue;
+        for (uint32_t k = i; k < i + LANES; k++) {
+            out[count] = k; /* overwritten unless it counts: no branch to mispredict */
+            count += x[k] >= least;
+        }
+    }
+    for (; i < n; i++) {
+        if (x[i] >= least) out[count++] = i;
+    }
+    return count;
+}
+
+static double ISA(sum)(const float *x, uint32_t n)
+{
+    double total = 0;
+
+    for (uint32_t run = 0; run < n; run += SUM_RUN) {
+        uint32_t end = n - run < SUM_RUN ? n : run + SUM_RUN, i = run;
+        lanes sum = ISA(splat)(0.0f);
+        for (; i + LANES <= end; i += LANES)
+            sum += ISA(load)(x + i);
+        if (i < end) sum += ISA(load_part)(x + i, end - i, 0.0f);
+        total += (double)ISA(sum_of)(sum);
+    }
+    return total;
 }
 
 static void ISA(norm)(const float *x, uint32_t n, float eps, const float *gain, float offset,
@@ -392,7 +430,9 @@ static void ISA(attend_join)(struct attend_state *total, const struct attend_sta
 
 static const struct cpu_kernels ISA(kernels) = {
     .max_finite = ISA(max_finite),
-    .exp_sum = ISA(exp_sum),
+    .find = ISA(find),
+    .gather = ISA(gather),
+    .sum = ISA(sum),
     .exp_store = ISA(exp_store),
     .norm = ISA(norm),
     .act_mul = ISA(act_mul),

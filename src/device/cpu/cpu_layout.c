@@ -153,7 +153,9 @@ static void carve_scratch(struct carver *c, const struct plan *plan, struct atte
     struct cpu_thread_scratch s;
 
     s.sample.work = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
-    s.sample.weights = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
+    s.sample.z = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
+    s.sample.p = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
+    s.sample.ids = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(uint32_t));
     s.sample.heap = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(uint64_t));
     s.kv = carve(c, CPU_ACTIVATIONS, 2 * (uint64_t)KV_TILE * sizes.dim_padded * sizeof(float));
     carve_state(c, queries, sizes.dim_padded, &s.total);

@@ -1,0 +1,115 @@
+/* inspect.c - `inferd inspect MODEL`: what a model is, or the reason why it would not load. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "config/config.h"
+#include "formats/weights.h"
+#include "model/model.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
+
+static void print_key(void *ctx, const char *key, const char *value_text)
+{
+    (void)ctx;
+    printf("  %-44s %.100s\n", key, value_text);
+}
+
+/* How many tensors and bytes there are of each dtype. */
+static void print_dtypes(const struct weights *w)
+{
+    uint64_t bytes[DTYPE_COUNT] = {0};
+    uint32_t counts[DTYPE_COUNT] = {0};
+
+    for (uint32_t i = 0; i < weights_count(w); i++) {
+        const struct weight_view *view = weights_at(w, i);
+        bytes[view->dtype] += view->bytes;
+        counts[view->dtype]++;
+    }
+    printf("weights: %u tensors, %.1f MB\n", weights_count(w), (double)weights_bytes(w) / 1e6);
+    for (int d = 0; d < DTYPE_COUNT; d++)
+        if (counts[d])
+            printf("  %-8s %5u tensors %12.1f MB\n", dtype_info((enum dtype)d)->name, counts[d],
+                   (double)bytes[d] / 1e6);
+}
+
+static void print_tensors(const struct weights *w)
+{
+    printf("tensors:\n");
+    for (uint32_t i = 0; i < weights_count(w); i++) {
+        const struct weight_view *view = weights_at(w, i);
+        char shape[96];
+        int n = 0;
+        for (uint32_t d = 0; d < view->dim_count; d++)
+            n += snprintf(shape + n, sizeof shape - (size_t)n, "%s%llu", d ? " x " : "",
+                          (unsigned long long)view->dims[d]);
+        printf("  %-52s %-6s %s\n", view->name, dtype_info(view->dtype)->name, shape);
+    }
+}
+
+static void print_template(const struct chat *chat)
+{
+    struct slice source = chat_template_source(chat);
+
+    if (!source.ptr)
+        printf("chat template: none\n");
+    else
+        printf("chat template: %zu bytes\n%.*s\n", source.len, (int)source.len, source.ptr);
+}
+
+static enum status inspect(const struct config *config, struct error *err)
+{
+    struct weights *weights = NULL;
+    struct tokenizer *tokenizer = NULL;
+    struct model *model = NULL;
+    struct chat *chat = NULL;
+    char *path = NULL;
+    enum status st = config_resolve_model(config->model, &path, err);
+
+    if (!st) st = weights_open(path, 0, &weights, err);
+    if (!st) st = model_open(weights, NULL, &model, err);
+    if (!st) {
+        printf("%s: %s\n", path,
+               weights_kind(weights) == WEIGHTS_GGUF ? "GGUF" : "Hugging Face folder");
+        printf("model: %s\n", model_description(model));
+        print_dtypes(weights);
+        st = tokenizer_open(weights, &tokenizer, err);
+    }
+    if (!st) {
+        printf("tokenizer: %s\n", tokenizer_description(tokenizer));
+        st = chat_open(weights, tokenizer, (struct slice){0}, &chat, err);
+    }
+    if (!st) {
+        if (weights_kind(weights) == WEIGHTS_GGUF) {
+            printf("metadata:\n");
+            weights_meta_each(weights, print_key, NULL);
+        }
+        print_tensors(weights);
+        print_template(chat);
+    }
+    chat_close(chat);
+    tokenizer_close(tokenizer);
+    model_close(model);
+    weights_close(weights);
+    free(path);
+    return st;
+}
+
+int cli_inspect(int argc, char **argv)
+{
+    struct config config;
+    struct error err;
+    enum status st = config_parse(argc, argv, &config, &err);
+
+    if (st) return cli_fail(&err) + 1;
+    if (config.help || !config.model || config.rest.count) {
+        fprintf(config.help ? stdout : stderr, "usage: inferd inspect MODEL\n");
+        st = config.help ? STATUS_OK : STATUS_INVALID;
+        config_fini(&config);
+        return st ? 2 : 0;
+    }
+    st = inspect(&config, &err);
+    config_fini(&config);
+    return st ? cli_fail(&err) : 0;
+}
