@@ -110,6 +110,9 @@ class Peer:
         first = self.process.stdout.readline()
         self.system_info = json.loads(first)["system_info"] if first else None
 
+    def dead(self):
+        return self.process.poll() is not None
+
     def rate(self, what):
         try:
             self.process.stdin.write(what + "\n")
@@ -145,13 +148,14 @@ def best_setting(args, what, dead):
     """The setting with the highest rate of two runs each, and its rate."""
     best = (None, 0.0)
     for setting in SETTINGS:
-        if setting in dead:
-            continue
+        if setting in dead or (what == "decode" and setting["ubatch"] != 512):
+            continue  # one row at a time: the micro-batch plays no part
         peer = Peer(args, setting)
-        rates = [peer.rate(what) for _ in range(3)]
+        rates = [peer.rate(what) for _ in range(1 if peer.dead() else 3)]
         peer.close()
         if None in rates:
             dead.append(setting)
+            print(f"llama.cpp crashes with {setting}", file=sys.stderr)
         elif max(rates[1:]) > best[1]:
             best = (setting, max(rates[1:]))
     if best[0] is None:
