@@ -1,4 +1,5 @@
 /* api_open.c - from a body to a request: parse, check, tokenise, bound by the context, fill in. */
+#include <float.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -289,7 +290,8 @@ static bool fill_request(struct request *r, struct draft *d)
     r->best_of = (uint32_t)p->best_of;
     r->sampling = (struct request_sampling){
         .temperature = (float)p->temperature,
-        .top_p = (float)p->top_p,
+        /* 0 keeps the likeliest token only, as any tiny share does; steps take shares above 0 */
+        .top_p = p->top_p < FLT_MIN ? FLT_MIN : (float)p->top_p,
         .min_p = (float)p->min_p,
         .top_k = p->top_k > INT32_MAX ? INT32_MAX : (int32_t)p->top_k,
         .repetition_penalty = (float)p->repetition_penalty,

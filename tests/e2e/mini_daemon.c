@@ -116,6 +116,8 @@ int main(int argc, char **argv)
     signal(SIGINT, on_signal);
     struct frontend *frontend = start_frontend();
 
+    printf("listening port=%u\n", frontend_port(frontend));
+    fflush(stdout);
     must(weights_open(argv[1], 0, &weights, &err), &err);
     must(tokenizer_open(weights, &tok, &err), &err);
     must(chat_open(weights, tok, (struct slice){0}, &chat, &err), &err);
@@ -161,8 +163,6 @@ int main(int argc, char **argv)
                               .no_logits = true};
     pause_ms(option("load_ms", 0));
     if (!stop_count) frontend_set_ready(frontend, engine, &model);
-    printf("ready port=%u\n", frontend_port(frontend));
-    fflush(stdout);
     while (!stop_count)
         pause();
     drain(frontend, engine);
