@@ -37,11 +37,12 @@ struct decode_scratch {
     float *partial_ml;  /* [rows, heads, splits_max, 2] running maximum (log2) and sum */
     uint32_t *counters; /* [rows, heads] */
     uint32_t splits_max;
+    bool few_rows; /* parts as small as help one sequence; else about 1,024 tokens */
 };
 
 bool paged_decode_fits(uint32_t head_dim);
-/* A row of n tokens is cut in min(splits_max, n / 128) parts of a multiple of 128 tokens at absolute positions: it depends on
- * the row alone, so that a row's bits do not depend on its batch. */
+/* A row of n tokens is cut in at most splits_max parts of a multiple of 128 tokens, at absolute positions; how many depends
+ * on n, splits_max and few_rows alone, so that a row's bits do not depend on who else is in the batch. */
 cudaError_t paged_decode(const struct kernel_context *ctx, const struct attention_args *args,
                          const struct decode_scratch *scratch);
 

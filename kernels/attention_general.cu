@@ -39,8 +39,9 @@ __global__ void __launch_bounds__(WARPS * 32)
         }
     }
     for (int t = lo + warp; t <= pos; t += WARPS) {
-        const T *record = (const T *)a.kv + ((uint64_t)table[t / KV_BLOCK_TOKENS] * a.kv_heads + kv_head) *
-                                                (2ull * KV_BLOCK_TOKENS * D);
+        const T *record =
+            (const T *)a.kv + ((uint64_t)table[t / KV_BLOCK_TOKENS] * a.kv_heads + kv_head) *
+                                  (2ull * KV_BLOCK_TOKENS * D);
         const int in = t % KV_BLOCK_TOKENS;
         float s = 0.f;
 #pragma unroll
@@ -55,8 +56,9 @@ __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
         for (int i = 0; i < DIMS; i++)
             if (lane + i * 32 < D)
-                o[i] = o[i] * alpha + p * to_float(record[KV_BLOCK_TOKENS * D +
-                                                         ((in / 8) * D + lane + i * 32) * 8 + in % 8]);
+                o[i] = o[i] * alpha +
+                       p * to_float(record[KV_BLOCK_TOKENS * D +
+                                           ((in / 8) * D + lane + i * 32) * 8 + in % 8]);
     }
 #pragma unroll
     for (int i = 0; i < DIMS; i++)
@@ -85,13 +87,15 @@ cudaError_t launch_general(const struct kernel_context *ctx, const struct attent
     const dim3 grid(a.heads, a.rows), block(WARPS * 32);
     if (a.head_dim <= 64) return launch(ctx, general_kernel<T, 2>, grid, block, 0, a);
     if (a.head_dim <= 256) return launch(ctx, general_kernel<T, 8>, grid, block, 0, a);
-    if (a.head_dim <= ATTENTION_HEAD_DIM_MAX) return launch(ctx, general_kernel<T, 16>, grid, block, 0, a);
+    if (a.head_dim <= ATTENTION_HEAD_DIM_MAX)
+        return launch(ctx, general_kernel<T, 16>, grid, block, 0, a);
     return cudaErrorInvalidValue;
 }
 
 } // namespace
 
-extern "C" cudaError_t attention_general(const struct kernel_context *ctx, const struct attention_args *args)
+extern "C" cudaError_t attention_general(const struct kernel_context *ctx,
+                                         const struct attention_args *args)
 {
     DISPATCH(ctx, launch_general<T>(ctx, *args));
 }

@@ -56,22 +56,27 @@ __global__ void fill_kernel(uint32_t *dst, uint64_t n, uint64_t seed)
 
 extern "C" {
 
-cudaError_t bandwidth_read(const struct kernel_context *ctx, const void *src, uint64_t bytes, uint32_t *sink)
+cudaError_t bandwidth_read(const struct kernel_context *ctx, const void *src, uint64_t bytes,
+                           uint32_t *sink)
 {
-    return launch(ctx, read_kernel, dim3(ctx->sm_count * 2), dim3(THREADS), 0, (const uint4 *)src, bytes / 16, sink);
+    return launch(ctx, read_kernel, dim3(ctx->sm_count * 2), dim3(THREADS), 0, (const uint4 *)src,
+                  bytes / 16, sink);
 }
 
-cudaError_t bandwidth_copy(const struct kernel_context *ctx, void *dst, const void *src, uint64_t bytes)
+cudaError_t bandwidth_copy(const struct kernel_context *ctx, void *dst, const void *src,
+                           uint64_t bytes)
 {
-    return launch(ctx, copy_kernel, dim3(ctx->sm_count * 2), dim3(THREADS), 0, (uint4 *)dst, (const uint4 *)src,
-                  bytes / 16);
+    return launch(ctx, copy_kernel, dim3(ctx->sm_count * 2), dim3(THREADS), 0, (uint4 *)dst,
+                  (const uint4 *)src, bytes / 16);
 }
 
-cudaError_t bandwidth_fill(const struct kernel_context *ctx, void *dst, uint64_t bytes, uint64_t seed)
+cudaError_t bandwidth_fill(const struct kernel_context *ctx, void *dst, uint64_t bytes,
+                           uint64_t seed)
 {
     struct kernel_context plain = *ctx;
     plain.pdl = false;
-    return launch(&plain, fill_kernel, dim3(ctx->sm_count * 8), dim3(256), 0, (uint32_t *)dst, bytes / 4, seed);
+    return launch(&plain, fill_kernel, dim3(ctx->sm_count * 8), dim3(256), 0, (uint32_t *)dst,
+                  bytes / 4, seed);
 }
 
 } // extern "C"

@@ -30,7 +30,9 @@ template <typename T, int D> struct decode {
     };
 };
 
-template <typename T, int D>
+/* EARLY: for few rows, where the wait for memory is what counts; for many the device is full, and blocks that wait for the
+ * kernel before only take places. */
+template <typename T, int D, bool EARLY>
 __global__ void __launch_bounds__(WARPS * 32, 2)
     decode_kernel(const __grid_constant__ struct attention_args a,
                   const __grid_constant__ struct decode_scratch scratch)
@@ -45,30 +47,29 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     const int split = blockIdx.x;
 
     pdl_trigger();
-    pdl_wait();
+    if (!EARLY) pdl_wait();
+    /* Positions, slots and tables are those of the step: written before the first kernel of the chain began. All tokens
+     * but the newest were written in earlier steps, so the first group is fetched before the wait. */
     const int row = a.row_list ? a.row_list[blockIdx.z] : (int)blockIdx.z;
     const int pos = a.positions[row];
-    if (pos < 0) return;
+    if (pos < 0) {
+        if (EARLY) pdl_wait();
+        return;
+    }
     const int lo = a.window && pos + 1 > (int)a.window ? pos + 1 - (int)a.window : 0;
     const int g_begin = lo / 32, groups = pos / 32 - g_begin + 1; /* of 32 tokens */
-    int splits = min((int)scratch.splits_max, (groups + WARPS - 1) / WARPS);
+    int splits = scratch.few_rows ? (groups + WARPS - 1) / WARPS : (groups + 16) / 32;
+    splits = max(1, min((int)scratch.splits_max, splits));
     const int per = ((groups + splits - 1) / splits + WARPS - 1) / WARPS * WARPS;
     splits = (groups + per - 1) / per;
-    if (split >= splits) return;
+    if (split >= splits) {
+        if (EARLY) pdl_wait();
+        return;
+    }
     const int g_first = g_begin + split * per, g_end = min(g_begin + groups, g_first + per);
     const int32_t *table = a.tables + (uint64_t)a.slots[row] * a.table_stride;
     const int last_block = pos / KV_BLOCK_TOKENS;
 
-    uint32_t Q[KJ * 2][2]; /* A operand; columns q*8 + j*32 of the head, as K is loaded */
-    {
-        const T *qp = (const T *)a.q + row * a.q_stride + (uint64_t)(head0 + (r < heads ? r : 0)) * D;
-#pragma unroll
-        for (int j = 0; j < KJ; j++) {
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (r < heads && j * 32 + q * 8 < D) v = load_shared_state(qp + j * 32 + q * 8);
-            Q[2 * j][0] = v.x, Q[2 * j][1] = v.y, Q[2 * j + 1][0] = v.z, Q[2 * j + 1][1] = v.w;
-        }
-    }
     const float to_log2 = a.softcap > 0.f ? 1.f : a.scale * LOG2E;
     float o[VN][2], m = MASKED, l = 0.f;
 #pragma unroll
@@ -77,32 +78,57 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
 
     /* Block ids one group ahead: of the 8 tokens whose K rows, and of the 8 whose V, this lane reads. */
     int k_block = 0, v_block = 0;
-    if (g_first + warp < g_end) {
-        k_block = table[min(((g_first + warp) * 32 + (r >> 1) * 8) / KV_BLOCK_TOKENS, last_block)];
-        v_block = table[min(((g_first + warp) * 32 + q * 8) / KV_BLOCK_TOKENS, last_block)];
-    }
-    for (int g = g_first + warp; g < g_end; g += WARPS) {
-        const int tb = g * 32;
+    uint4 k[4][KJ], v[VN];
+    const auto next_blocks = [&](int g) {
+        k_block = table[min((g * 32 + (r >> 1) * 8) / KV_BLOCK_TOKENS, last_block)];
+        v_block = table[min((g * 32 + q * 8) / KV_BLOCK_TOKENS, last_block)];
+    };
+    const auto load_group = [&]() {
         constexpr uint64_t RECORD = 2ull * KV_BLOCK_TOKENS * D;
         const T *kp = (const T *)a.kv + ((uint64_t)k_block * a.kv_heads + kv_head) * RECORD +
                       ((r >> 1) * 8 % KV_BLOCK_TOKENS + (r & 1)) * D + q * 8;
         const T *vp = (const T *)a.kv + ((uint64_t)v_block * a.kv_heads + kv_head) * RECORD +
                       KV_BLOCK_TOKENS * D + ((q & 1) * D + r) * 8;
-        if (g + WARPS < g_end) {
-            k_block = table[min(((g + WARPS) * 32 + (r >> 1) * 8) / KV_BLOCK_TOKENS, last_block)];
-            v_block = table[min(((g + WARPS) * 32 + q * 8) / KV_BLOCK_TOKENS, last_block)];
-        }
-        uint4 k[4][KJ], v[VN];
 #pragma unroll
         for (int t = 0; t < 4; t++)
 #pragma unroll
-            for (int j = 0; j < KJ; j++)
-                k[t][j] = D % 32 == 0 || j * 32 + q * 8 < D
-                              ? load_stream(kp + ((t >> 1) * 4 + (t & 1) * 2) * D + j * 32)
-                              : make_uint4(0, 0, 0, 0);
+            for (int j = 0; j < KJ; j++) {
+                const T *at = kp + ((t >> 1) * 4 + (t & 1) * 2) * D + j * 32;
+                if (D % 32 == 0 || j * 32 + q * 8 < D)
+                    k[t][j] = load_stream_coherent(at);
+                else
+                    k[t][j] = make_uint4(0, 0, 0, 0);
+            }
 #pragma unroll
         for (int i = 0; i < VN; i++)
-            v[i] = load_stream(vp + i * 64);
+            v[i] = load_stream_coherent(vp + i * 64);
+    };
+    bool fetched = false;
+    if (g_first + warp < g_end) {
+        next_blocks(g_first + warp);
+        if (EARLY && (g_first + warp) * 32 + 31 < pos) {
+            load_group();
+            fetched = true;
+        }
+    }
+    if (EARLY) pdl_wait();
+
+    uint32_t Q[KJ * 2][2]; /* A operand; columns q*8 + j*32 of the head, as K is loaded */
+    {
+        const T *qp =
+            (const T *)a.q + row * a.q_stride + (uint64_t)(head0 + (r < heads ? r : 0)) * D;
+#pragma unroll
+        for (int j = 0; j < KJ; j++) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (r < heads && j * 32 + q * 8 < D) v = load_shared_state(qp + j * 32 + q * 8);
+            Q[2 * j][0] = v.x, Q[2 * j][1] = v.y, Q[2 * j + 1][0] = v.z, Q[2 * j + 1][1] = v.w;
+        }
+    }
+    for (int g = g_first + warp; g < g_end; g += WARPS) {
+        const int tb = g * 32;
+        if (!EARLY || !fetched) load_group();
+        fetched = false;
+        if (g + WARPS < g_end) next_blocks(g + WARPS);
 
         float s[4][2]; /* token tb + q*8 + t*2 + e */
 #pragma unroll
@@ -154,7 +180,8 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
         uint32_t A[2][2];
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-            const float p0 = exp2_fast(s[t][0] * to_log2 - m), p1 = exp2_fast(s[t][1] * to_log2 - m);
+            const float p0 = exp2_fast(s[t][0] * to_log2 - m),
+                        p1 = exp2_fast(s[t][1] * to_log2 - m);
             l += p0 + p1;
             A[t >> 1][t & 1] = pack2<T>(p0, p1);
         }
@@ -187,7 +214,8 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
         }
         if (splits == 1) {
             T *out = (T *)a.out + row * a.out_stride + (uint64_t)(head0 + h) * D + d;
-            *(uint2 *)out = make_uint2(pack2<T>(acc.x / L, acc.y / L), pack2<T>(acc.z / L, acc.w / L));
+            *(uint2 *)out =
+                make_uint2(pack2<T>(acc.x / L, acc.y / L), pack2<T>(acc.z / L, acc.w / L));
         } else {
             const uint64_t at = part0 + (uint64_t)h * scratch.splits_max + split;
             *(float4 *)(scratch.partial + at * D + d) = acc;
@@ -233,8 +261,20 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
         }
         const float inv = 1.f / sh.sum[h];
         T *out = (T *)a.out + row * a.out_stride + (uint64_t)(head0 + h) * D + d;
-        *(uint2 *)out = make_uint2(pack2<T>(acc.x * inv, acc.y * inv), pack2<T>(acc.z * inv, acc.w * inv));
+        *(uint2 *)out =
+            make_uint2(pack2<T>(acc.x * inv, acc.y * inv), pack2<T>(acc.z * inv, acc.w * inv));
     }
+}
+
+enum { EARLY_ROWS = 16 };
+
+template <typename T, int D>
+cudaError_t launch_one(const struct kernel_context *ctx, const struct attention_args &a,
+                       const struct decode_scratch &s, dim3 grid)
+{
+    return launch(ctx,
+                  a.rows <= EARLY_ROWS ? decode_kernel<T, D, true> : decode_kernel<T, D, false>,
+                  grid, dim3(WARPS * 32), 0, a, s);
 }
 
 template <typename T>
@@ -243,14 +283,13 @@ cudaError_t launch_decode(const struct kernel_context *ctx, const struct attenti
 {
     const uint32_t group = a.heads / a.kv_heads;
     const dim3 grid(s.splits_max, a.kv_heads * ((group + 7) / 8), a.rows);
-    const dim3 block(WARPS * 32);
 
     if (s.splits_max < 1 || s.splits_max > 64) return cudaErrorInvalidValue;
     switch (a.head_dim) {
-    case 64: return launch(ctx, decode_kernel<T, 64>, grid, block, 0, a, s);
-    case 80: return launch(ctx, decode_kernel<T, 80>, grid, block, 0, a, s);
-    case 96: return launch(ctx, decode_kernel<T, 96>, grid, block, 0, a, s);
-    case 128: return launch(ctx, decode_kernel<T, 128>, grid, block, 0, a, s);
+    case 64: return launch_one<T, 64>(ctx, a, s, grid);
+    case 80: return launch_one<T, 80>(ctx, a, s, grid);
+    case 96: return launch_one<T, 96>(ctx, a, s, grid);
+    case 128: return launch_one<T, 128>(ctx, a, s, grid);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -262,7 +301,8 @@ extern "C" bool paged_decode_fits(uint32_t head_dim)
     return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128;
 }
 
-extern "C" cudaError_t paged_decode(const struct kernel_context *ctx, const struct attention_args *args,
+extern "C" cudaError_t paged_decode(const struct kernel_context *ctx,
+                                    const struct attention_args *args,
                                     const struct decode_scratch *scratch)
 {
     DISPATCH(ctx, launch_decode<T>(ctx, *args, *scratch));

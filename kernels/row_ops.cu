@@ -208,8 +208,8 @@ __device__ __forceinline__ uint64_t mix64(uint64_t x) /* base/hash.h, hash_mix64
 
 /* The values of device/dummy_weights.c: the CPU and this device run the same made-up model. */
 template <typename T>
-__global__ void dummy_kernel(T *out, uint64_t stride, uint32_t rows, uint32_t cols, const uint32_t *map,
-                             uint64_t seed)
+__global__ void dummy_kernel(T *out, uint64_t stride, uint32_t rows, uint32_t cols,
+                             const uint32_t *map, uint64_t seed)
 {
     pdl_trigger();
     pdl_wait();
@@ -233,20 +233,22 @@ __global__ void words_kernel(uint32_t *out, uint64_t words, uint32_t pattern)
         out[i] = pattern;
 }
 
-template <typename T> cudaError_t launch_norm(const struct kernel_context *ctx, const struct norm_args &a)
+template <typename T>
+cudaError_t launch_norm(const struct kernel_context *ctx, const struct norm_args &a)
 {
     const size_t shared = ((size_t)a.hidden + 3) / 4 * 16;
     if (a.hidden > NORM_HIDDEN_MAX) return cudaErrorInvalidValue;
     auto kernel = a.hidden <= 1024 ? norm_kernel<T, 256> : norm_kernel<T, 512>;
     if (shared > 40 * 1024) {
-        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)shared);
+        cudaError_t e =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (e) return e;
     }
     return launch(ctx, kernel, dim3(a.rows), dim3(a.hidden <= 1024 ? 256 : 512), shared, a);
 }
 
-template <typename T> cudaError_t launch_rope(const struct kernel_context *ctx, const struct rope_kv_args &a)
+template <typename T>
+cudaError_t launch_rope(const struct kernel_context *ctx, const struct rope_kv_args &a)
 {
     const uint64_t units = (uint64_t)a.rows * (a.heads + 2 * a.kv_heads);
     const dim3 grid((unsigned)((units + 7) / 8)), block(256);
@@ -298,10 +300,12 @@ cudaError_t fill_dummy(const struct kernel_context *ctx, void *out, uint64_t str
                        uint32_t cols, const uint32_t *map, uint64_t seed)
 {
     const dim3 grid(ctx->sm_count * 16), block(256);
-    DISPATCH(ctx, launch(ctx, dummy_kernel<T>, grid, block, 0, (T *)out, stride, rows, cols, map, seed));
+    DISPATCH(ctx,
+             launch(ctx, dummy_kernel<T>, grid, block, 0, (T *)out, stride, rows, cols, map, seed));
 }
 
-cudaError_t fill_words(const struct kernel_context *ctx, void *out, uint64_t words, uint32_t pattern)
+cudaError_t fill_words(const struct kernel_context *ctx, void *out, uint64_t words,
+                       uint32_t pattern)
 {
     return launch(ctx, words_kernel, dim3(ctx->sm_count * 4), dim3(256), 0, (uint32_t *)out, words,
                   pattern);

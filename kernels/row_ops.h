@@ -60,7 +60,7 @@ struct rope_kv_args {
     uint32_t rows, heads, kv_heads, head_dim;
     const void *qkv; /* [rows, qkv_stride] T */
     uint64_t qkv_stride;
-    const float *bias;           /* [(heads + 2 kv_heads) * head_dim] or NULL */
+    const float *bias;            /* [(heads + 2 kv_heads) * head_dim] or NULL */
     const float *q_gain, *k_gain; /* [head_dim] or NULL */
     float q_eps, k_eps;
     uint32_t rope_dim;
@@ -86,7 +86,8 @@ cudaError_t fill_dummy(const struct kernel_context *ctx, void *out, uint64_t str
                        uint32_t cols, const uint32_t *map, uint64_t seed);
 
 /* 32-bit words of memory set to `pattern` (tests poison outputs and scratch with NaN patterns). */
-cudaError_t fill_words(const struct kernel_context *ctx, void *out, uint64_t words, uint32_t pattern);
+cudaError_t fill_words(const struct kernel_context *ctx, void *out, uint64_t words,
+                       uint32_t pattern);
 
 #ifdef __cplusplus
 }

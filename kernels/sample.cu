@@ -1,6 +1,6 @@
 /* sample.cu - see sample.h.
  *
- * Launch   grid (chunks of 4,096 logits, rows), 512 threads. Each block makes its chunk's changed logits, their argmax and
+ * Launch   grid (chunks of 8,192 logits, rows), 512 threads. Each block makes its chunk's changed logits, their argmax and
  *          the raw log-sum; the last block of a row to finish joins the chunks: for a greedy row that is all.
  * Filters  a threshold on the 64-bit rank (logit, then smaller id): tokens are counted (top-k) or weighed (top-p) into bins
  *          of 1/64 nat below the largest; the bin where the sum passes the amount is gathered and sorted in shared
@@ -35,7 +35,8 @@ struct scratch {
 __device__ __forceinline__ unsigned long long rank_key(float value, uint32_t id)
 {
     const uint32_t bits = __float_as_uint(value + 0.f); /* -0 equals 0 */
-    return (unsigned long long)(bits & 0x80000000u ? ~bits : bits | 0x80000000u) << 32 | (uint32_t)~id;
+    return (unsigned long long)(bits & 0x80000000u ? ~bits : bits | 0x80000000u) << 32 |
+           (uint32_t)~id;
 }
 __device__ __forceinline__ float key_value(unsigned long long key)
 {
@@ -44,7 +45,7 @@ __device__ __forceinline__ float key_value(unsigned long long key)
 }
 __device__ __forceinline__ int32_t key_id(unsigned long long key)
 {
-    return (int32_t)~(uint32_t)key;
+    return (int32_t) ~(uint32_t)key;
 }
 __device__ __forceinline__ unsigned long long fixed_mass(float z)
 {
@@ -56,7 +57,7 @@ __device__ __forceinline__ uint32_t bin_of(float z)
     return bin < BINS - 1 ? (uint32_t)bin : BINS - 1;
 }
 
-/* z = (x - top) * inv_t over the tokens of a row. */
+/* z = (x - top) * inv_t over the tokens of a row; rows are 16-byte aligned and padded to 4. */
 struct view {
     const float *x;
     uint32_t tokens;
@@ -64,6 +65,29 @@ struct view {
     __device__ __forceinline__ float z(uint32_t i) const
     {
         return (__ldcg(x + i) - top) * inv_t;
+    }
+    /* fn(id, z) for ids [first, end) by `threads` threads, of which this is number `t`: four ids a load and four loads
+     * in flight, for the row comes from L2. */
+    template <typename F>
+    __device__ __forceinline__ void each(uint32_t first, uint32_t end, uint32_t t, uint32_t threads,
+                                         F fn) const
+    {
+        for (uint32_t i = first + t * 4; i < end; i += threads * 16) {
+            float4 v[4];
+#pragma unroll
+            for (int u = 0; u < 4; u++)
+                if (i + u * threads * 4 < end)
+                    v[u] = __ldcg((const float4 *)(x + i + u * threads * 4));
+#pragma unroll
+            for (int u = 0; u < 4; u++) {
+                const float w[4] = {v[u].x, v[u].y, v[u].z, v[u].w};
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const uint32_t id = i + u * threads * 4 + e;
+                    if (id < end) fn(id, (w[e] - top) * inv_t);
+                }
+            }
+        }
     }
 };
 
@@ -86,7 +110,8 @@ __device__ __forceinline__ unsigned long long lanes_sum_u64(unsigned long long v
         v += __shfl_xor_sync(~0u, v, o);
     return v;
 }
-__device__ __forceinline__ unsigned long long block_sum_u64(unsigned long long v, unsigned long long *u)
+__device__ __forceinline__ unsigned long long block_sum_u64(unsigned long long v,
+                                                            unsigned long long *u)
 {
     v = lanes_sum_u64(v);
     __syncthreads();
@@ -99,7 +124,8 @@ __device__ __forceinline__ unsigned long long block_sum_u64(unsigned long long v
     return s;
 }
 /* Exclusive prefix over the threads of the block, in order. */
-__device__ __forceinline__ unsigned long long block_scan_u64(unsigned long long v, unsigned long long *u)
+__device__ __forceinline__ unsigned long long block_scan_u64(unsigned long long v,
+                                                             unsigned long long *u)
 {
     unsigned long long inclusive = v;
     const int lane = threadIdx.x & 31;
@@ -189,18 +215,19 @@ __device__ unsigned long long raise_threshold(scratch &s, const view &v, unsigne
         s.bins[i] = 0;
     if (threadIdx.x == 0) s.count = 0;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < v.tokens; i += THREADS) {
-        const float z = v.z(i);
-        if (z > -INFINITY && rank_key(z, i) >= threshold) atomicAdd(&s.bins[bin_of(z)], weight_of<MASS>(z));
-    }
+    v.each(0, v.tokens, threadIdx.x, THREADS, [&](uint32_t i, float z) {
+        if (z > -INFINITY && rank_key(z, i) >= threshold) {
+            const unsigned long long w = weight_of<MASS>(z);
+            if (w) atomicAdd(&s.bins[bin_of(z)], w);
+        }
+    });
     const uint32_t bin = find_bin(s, amount, &before);
-    for (uint32_t i = threadIdx.x; i < v.tokens; i += THREADS) {
-        const float z = v.z(i);
+    v.each(0, v.tokens, threadIdx.x, THREADS, [&](uint32_t i, float z) {
         if (z > -INFINITY && bin_of(z) == bin && rank_key(z, i) >= threshold) {
             const uint32_t at = atomicAdd(&s.count, 1);
             if (at < LIST) s.list[at] = rank_key(z, i);
         }
-    }
+    });
     __syncthreads();
     const uint32_t n = s.count;
     if (n <= LIST) {
@@ -232,12 +259,12 @@ __device__ unsigned long long raise_threshold(scratch &s, const view &v, unsigne
         for (int i = threadIdx.x; i < BINS; i += THREADS)
             s.bins[i] = 0;
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < v.tokens; i += THREADS) {
-            const float z = v.z(i);
+        v.each(0, v.tokens, threadIdx.x, THREADS, [&](uint32_t i, float z) {
             const unsigned long long key = rank_key(z, i);
             if (z > -INFINITY && bin_of(z) == bin && key >= threshold && (key & known) == prefix)
-                atomicAdd(&s.bins[BINS - 1 - ((key >> low) & ((1u << bits) - 1))], weight_of<MASS>(z));
-        }
+                atomicAdd(&s.bins[BINS - 1 - ((key >> low) & ((1u << bits) - 1))],
+                          weight_of<MASS>(z));
+        });
         unsigned long long in_front;
         if (amount <= before) break;
         const uint32_t digit = BINS - 1 - find_bin(s, amount - before, &in_front);
@@ -252,16 +279,16 @@ __device__ unsigned long long raise_threshold(scratch &s, const view &v, unsigne
 __device__ unsigned long long kept_mass(scratch &s, const view &v, unsigned long long threshold)
 {
     unsigned long long sum = 0;
-    for (uint32_t i = threadIdx.x; i < v.tokens; i += THREADS) {
-        const float z = v.z(i);
+    v.each(0, v.tokens, threadIdx.x, THREADS, [&](uint32_t i, float z) {
         if (rank_key(z, i) >= threshold) sum += fixed_mass(z);
-    }
+    });
     return block_sum_u64(sum, s.u);
 }
 
 __device__ double draw_unit(uint64_t seed, uint32_t position) /* Philox4x32-10, word 0 */
 {
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c0 = position, c1 = 0, c2 = 0, c3 = 0;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32), c0 = position, c1 = 0, c2 = 0,
+             c3 = 0;
     for (int round = 0; round < 10; round++) {
         const uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
         const uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
@@ -280,20 +307,20 @@ __device__ double draw_unit(uint64_t seed, uint32_t position) /* Philox4x32-10, 
 __device__ int32_t draw(scratch &s, const view &v, unsigned long long threshold, double u)
 {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, warps = THREADS / 32;
-    const uint32_t part = (v.tokens + warps - 1) / warps;
+    const uint32_t part = ((v.tokens + warps - 1) / warps + 3) / 4 * 4;
     unsigned long long sum = 0, total = 0, before = 0;
 
-    for (uint32_t i = warp * part + lane; i < min((warp + 1) * part, v.tokens); i += 32) {
-        const float z = v.z(i);
+    v.each(warp * part, min((warp + 1) * part, v.tokens), lane, 32, [&](uint32_t i, float z) {
         if (rank_key(z, i) >= threshold) sum += fixed_mass(z);
-    }
+    });
     sum = lanes_sum_u64(sum);
     __syncthreads();
     if (lane == 0) s.u[warp] = sum;
     __syncthreads();
     for (uint32_t w = 0; w < warps; w++)
         total += s.u[w];
-    const unsigned long long aim = (unsigned long long)(u * (double)total); /* sum > u*total: sum > aim */
+    const unsigned long long aim =
+        (unsigned long long)(u * (double)total); /* sum > u*total: sum > aim */
     uint32_t chosen = 0;
     while (chosen + 1 < warps && before + s.u[chosen] <= aim)
         before += s.u[chosen++];
@@ -346,13 +373,13 @@ __device__ uint32_t write_tops(scratch &s, const view &v, uint32_t n, double log
     __syncthreads();
     if (threadIdx.x == 0) s.count = 0;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < v.tokens; i += THREADS) {
-        const unsigned long long key = rank_key(v.z(i), i);
+    v.each(0, v.tokens, threadIdx.x, THREADS, [&](uint32_t i, float z) {
+        const unsigned long long key = rank_key(z, i);
         if (key >= threshold) {
             const uint32_t at = atomicAdd(&s.count, 1);
             if (at < LIST) s.list[at] = key;
         }
-    }
+    });
     __syncthreads();
     sort_list(s, n);
     if (threadIdx.x < n) {
@@ -392,7 +419,8 @@ __device__ void change_chunk(scratch &s, const struct sample_args &a, const stru
             if (!c) continue;
             float z = s.z[i - begin];
             z = z > 0.f ? z / o.repetition_penalty : z * o.repetition_penalty;
-            if (times) z -= __fadd_rn(__fmul_rn(o.frequency_penalty, (float)times), o.presence_penalty);
+            if (times)
+                z -= __fadd_rn(__fmul_rn(o.frequency_penalty, (float)times), o.presence_penalty);
             s.z[i - begin] = z;
         }
     __syncthreads();
@@ -404,55 +432,120 @@ __device__ bool changes(const struct sample_row &row, const struct slot_params &
            o.counts_seen;
 }
 
+__device__ __forceinline__ unsigned long long block_max_u64(unsigned long long v,
+                                                            unsigned long long *u)
+{
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+        const unsigned long long other = __shfl_xor_sync(~0u, v, o);
+        v = other > v ? other : v;
+    }
+    __syncthreads();
+    if ((threadIdx.x & 31) == 0) u[threadIdx.x >> 5] = v;
+    __syncthreads();
+    unsigned long long m = u[0];
+#pragma unroll
+    for (int w = 1; w < THREADS / 32; w++)
+        m = u[w] > m ? u[w] : m;
+    return m;
+}
+
 __device__ void chunk_partial(scratch &s, const struct sample_args &a, const struct sample_row &row,
                               const struct slot_params &o, const float *raw, float *work,
                               bool want_sum, struct sample_partial *out)
 {
+    constexpr int PER = SAMPLE_CHUNK / THREADS;
     const uint32_t begin = blockIdx.x * SAMPLE_CHUNK, end = min(begin + SAMPLE_CHUNK, a.vocab_rows);
     const uint32_t end_tokens = min(end, a.vocab_tokens);
-    float mx = -INFINITY, sum = 0.f, z_max = -INFINITY;
-    bool bad = false;
+    const bool draws = row.target < 0, changed = draws && changes(row, o);
+    unsigned long long best = 0; /* rank of the largest: the smaller id of equals */
+    uint32_t bad = 0;
+    float x[PER], mx = -INFINITY;
 
-    for (uint32_t i = begin + threadIdx.x; i < end; i += THREADS) {
-        const float x = __ldcg(raw + i);
-        s.z[i - begin] = x;
-        bad |= !(fabsf(x) < INFINITY);
-        mx = fmaxf(mx, x);
+#pragma unroll
+    for (int k = 0; k < PER; k++) {
+        const uint32_t i = begin + k * THREADS + threadIdx.x;
+        x[k] = i < end ? __ldcg(raw + i) : -INFINITY;
+        if (i >= end) continue;
+        if (!(fabsf(x[k]) < INFINITY)) bad |= 1;
+        mx = fmaxf(mx, x[k]);
+        if (changed)
+            s.z[i - begin] = x[k];
+        else if (draws && i < end_tokens && rank_key(x[k], i) > best)
+            best = rank_key(x[k], i);
     }
-    mx = block_max(mx, s.f);
-    if (want_sum) {
-        for (uint32_t i = begin + threadIdx.x; i < end; i += THREADS)
-            sum += expf(s.z[i - begin] - mx);
-        sum = block_sum<THREADS>(sum, s.f);
-    }
-    bad = __syncthreads_or(bad);
-    uint32_t z_bad = 0;
-    int32_t arg = INT32_MAX;
-    if (row.target < 0) {
-        const bool changed = changes(row, o);
-        if (changed) change_chunk(s, a, row, o, begin, end_tokens);
+    if (changed) {
+        __syncthreads();
+        change_chunk(s, a, row, o, begin, end_tokens);
         for (uint32_t i = begin + threadIdx.x; i < end_tokens; i += THREADS) {
             const float z = s.z[i - begin];
-            if (z != z || z == INFINITY) z_bad = 1;
-            if (z > z_max) z_max = z, arg = (int32_t)i; /* a thread's ids rise: the first of equals */
-            if (changed && o.temperature >= 1e-5f) work[i] = z;
+            if (z != z || z == INFINITY) bad |= 2;
+            if (z > -INFINITY && rank_key(z, i) > best) best = rank_key(z, i);
+            if (o.temperature >= 1e-5f) work[i] = z;
         }
-        const float best = block_max(z_max, s.f);
-        __syncthreads();
-        if (threadIdx.x == 0) s.found = INT32_MAX;
-        __syncthreads();
-        if (z_max == best && arg != INT32_MAX) atomicMin(&s.found, arg);
-        z_bad = __syncthreads_or(z_bad);
-        z_max = best;
-        arg = s.found;
+    }
+    best = block_max_u64(best, s.u);
+    bad = (__syncthreads_or(bad & 1) ? 1u : 0u) | (changed && __syncthreads_or(bad & 2) ? 2u : 0u);
+    float sum = 0.f;
+    if (want_sum) {
+        mx = block_max(mx, s.f);
+#pragma unroll
+        for (int k = 0; k < PER; k++)
+            sum += x[k] > -INFINITY ? expf(x[k] - mx) : 0.f;
+        sum = block_sum<THREADS>(sum, s.f);
     }
     if (threadIdx.x == 0) {
-        struct sample_partial p = {mx, sum, z_max, arg, (bad ? 1u : 0u) | (z_bad ? 2u : 0u)};
+        struct sample_partial p = {mx, sum, best ? key_value(best) : -INFINITY,
+                                   best ? key_id(best) : INT32_MAX, bad};
         *out = p;
     }
 }
 
-__global__ void __launch_bounds__(THREADS) sample_kernel(const __grid_constant__ struct sample_args a)
+/* The chunks of a row as one: a lane per chunk, ties to the first, sums in an order that only their number decides. */
+struct joined {
+    float raw_max, z_max;
+    int32_t arg;
+    uint32_t bad;
+    double sum;
+};
+
+__device__ joined join_chunks(scratch &s, const struct sample_partial *partials, uint32_t chunks,
+                              bool want_sum)
+{
+    joined *shared_result = (joined *)s.list;
+    if (threadIdx.x < 32) {
+        joined j = {-INFINITY, -INFINITY, INT32_MAX, 0, 0};
+        for (uint32_t c = threadIdx.x; c < chunks; c += 32) {
+            const float z = __ldcg(&partials[c].z_max);
+            j.raw_max = fmaxf(j.raw_max, __ldcg(&partials[c].raw_max));
+            j.bad |= __ldcg(&partials[c].bad);
+            if (z > j.z_max) j.z_max = z, j.arg = __ldcg(&partials[c].z_arg);
+        }
+        j.raw_max = lanes_max<32>(j.raw_max);
+        const float best = lanes_max<32>(j.z_max);
+        int32_t arg = j.z_max == best ? j.arg : INT32_MAX;
+#pragma unroll
+        for (int o = 16; o; o >>= 1) {
+            arg = min(arg, __shfl_xor_sync(~0u, arg, o));
+            j.bad |= __shfl_xor_sync(~0u, j.bad, o);
+        }
+        for (uint32_t c = threadIdx.x; want_sum && c < chunks; c += 32)
+            j.sum += (double)__ldcg(&partials[c].raw_sum) *
+                     exp((double)__ldcg(&partials[c].raw_max) - (double)j.raw_max);
+#pragma unroll
+        for (int o = 16; o; o >>= 1)
+            j.sum += __shfl_xor_sync(~0u, j.sum, o);
+        j.z_max = best, j.arg = arg;
+        if (threadIdx.x == 0) *shared_result = j;
+    }
+    __syncthreads();
+    const joined all = *shared_result;
+    __syncthreads();
+    return all;
+}
+
+__global__ void __launch_bounds__(THREADS)
+    sample_kernel(const __grid_constant__ struct sample_args a)
 {
     __shared__ scratch s;
     pdl_trigger();
@@ -477,20 +570,11 @@ __global__ void __launch_bounds__(THREADS) sample_kernel(const __grid_constant__
     if (!s.last) return;
     __threadfence();
 
-    float raw_max = -INFINITY, z_max = -INFINITY;
-    int32_t arg = INT32_MAX;
-    uint32_t bad = 0;
-    double sum = 0;
-    for (uint32_t c = 0; c < chunks; c++) { /* every thread the same, in order */
-        const volatile struct sample_partial *p = partials + c;
-        raw_max = fmaxf(raw_max, p->raw_max);
-        bad |= p->bad;
-        if (p->z_max > z_max) z_max = p->z_max, arg = p->z_arg;
-    }
-    for (uint32_t c = 0; c < chunks; c++) {
-        const volatile struct sample_partial *p = partials + c;
-        sum += (double)p->raw_sum * exp((double)p->raw_max - (double)raw_max);
-    }
+    const struct joined all = join_chunks(s, partials, chunks, want_logprob || o.top_logprobs);
+    const float raw_max = all.raw_max, z_max = all.z_max;
+    const int32_t arg = all.arg;
+    const uint32_t bad = all.bad;
+    const double sum = all.sum;
     struct sample_output out = {};
     out.token = row.target >= 0 ? row.target : 0;
     if ((bad & 1) || (row.target < 0 && ((bad & 2) || z_max == -INFINITY))) {
@@ -499,7 +583,8 @@ __global__ void __launch_bounds__(THREADS) sample_kernel(const __grid_constant__
         if (row.target < 0) {
             out.token = arg;
             if (o.temperature >= 1e-5f) {
-                const view v = {changes(row, o) ? work : raw, a.vocab_tokens, z_max, 1.f / o.temperature};
+                const view v = {changes(row, o) ? work : raw, a.vocab_tokens, z_max,
+                                1.f / o.temperature};
                 out.token = choose(s, o, v, row.position);
             }
         }
@@ -507,8 +592,9 @@ __global__ void __launch_bounds__(THREADS) sample_kernel(const __grid_constant__
         if (want_logprob) out.logprob = (float)((double)__ldcg(raw + out.token) - log_total);
         if (o.top_logprobs) {
             const view v = {raw, a.vocab_tokens, raw_max, 1.f};
-            out.top_count = (uint8_t)write_tops(s, v, min(o.top_logprobs, (uint32_t)SAMPLE_TOPS_MAX),
-                                                log_total, a.tops + (uint64_t)r * a.top_stride);
+            out.top_count =
+                (uint8_t)write_tops(s, v, min(o.top_logprobs, (uint32_t)SAMPLE_TOPS_MAX), log_total,
+                                    a.tops + (uint64_t)r * a.top_stride);
         }
     }
     if (threadIdx.x != 0) return;

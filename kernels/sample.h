@@ -11,15 +11,15 @@
 extern "C" {
 #endif
 
-enum { SAMPLE_BAD_LOGITS = 1, SAMPLE_TOPS_MAX = 20, SAMPLE_CHUNK = 4096 };
+enum { SAMPLE_BAD_LOGITS = 1, SAMPLE_TOPS_MAX = 20, SAMPLE_CHUNK = 8192 };
 
 struct sample_row {
     int32_t slot;
     uint32_t position; /* of the token to draw */
     int32_t target;    /* -1: draw; else an id to be scored */
     uint32_t round;    /* rows of one slot in order: a launch does one round */
-    int32_t drawn;     /* index among the slot's drawn rows of this step: last[drawn]; -1: not kept */
-    int32_t mask;      /* index into masks, -1: none */
+    int32_t drawn; /* index among the slot's drawn rows of this step: last[drawn]; -1: not kept */
+    int32_t mask;  /* index into masks, -1: none */
 };
 struct sample_output { /* laid out as device/step.h, struct step_output */
     int32_t token;

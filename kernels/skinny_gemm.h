@@ -19,8 +19,8 @@ enum skinny_epilogue {
     SKINNY_STORE,    /* y [M, y_stride] T */
     SKINNY_LOGITS,   /* y [M, y_stride] f32, times scale, then softcap */
     SKINNY_RESIDUAL, /* x_out [M, y_stride] f32 += y */
-    SKINNY_GLU,      /* rows 2i, 2i+1 of W are gate and up: y [M, y_stride] T = act(gate) * up, N/2 columns */
-    SKINNY_QKV,      /* rows of W are q heads, k heads, v heads: q rotated to y; k rotated, v to the KV pages */
+    SKINNY_GLU, /* rows 2i, 2i+1 of W are gate and up: y [M, y_stride] T = act(gate) * up, N/2 columns */
+    SKINNY_QKV, /* rows of W are q heads, k heads, v heads: q rotated to y; k rotated, v to the KV pages */
 };
 
 /* A weight as TMA sees it: boxes of 16 rows x 64 columns, `blocks` of them along K per stage. Made once. */
@@ -35,7 +35,8 @@ cudaError_t skinny_weight_init(struct skinny_weight *out, const void *W, uint32_
 
 struct skinny_qkv {
     uint32_t heads, kv_heads, head_dim;
-    uint32_t rope_dim;        /* rotated dims at the head's start, even; partners are neighbours 2i, 2i+1 */
+    uint32_t
+        rope_dim; /* rotated dims at the head's start, even; partners are neighbours 2i, 2i+1 */
     const float2 *rope;       /* [positions, rope_dim/2] cos, sin */
     const int32_t *positions; /* [M]; -1: a padding row */
     const int32_t *kv_slots;  /* [M] block * 16 + token of the block; -1: write nothing */
@@ -45,9 +46,9 @@ struct skinny_qkv {
 struct skinny_args {
     const struct skinny_weight *weight; /* host */
     uint32_t M;                         /* 1..16 */
-    const void *x;            /* [rows, x_stride] T, or f32 where norm_gain is set; zeros in [x_cols, K) */
-    uint64_t x_stride;        /* elements */
-    uint32_t x_cols;          /* real columns, <= K */
+    const void *x;     /* [rows, x_stride] T, or f32 where norm_gain is set; zeros in [x_cols, K) */
+    uint64_t x_stride; /* elements */
+    uint32_t x_cols;   /* real columns, <= K */
     const int32_t *row_index; /* [M] rows of x, or NULL: 0..M-1 */
     const float *norm_gain;   /* [K], zeros past x_cols; or NULL: no norm */
     float norm_eps;

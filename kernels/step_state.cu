@@ -49,7 +49,8 @@ __global__ void open_kernel(const __grid_constant__ struct slot_state state,
 
 /* One block: table changes come before the rows that read them. It does not trigger early: kernels further down the chain
  * read positions and tables before their own wait. */
-__global__ void __launch_bounds__(1024) rows_kernel(const __grid_constant__ struct state_rows_args a)
+__global__ void __launch_bounds__(1024)
+    rows_kernel(const __grid_constant__ struct state_rows_args a)
 {
     pdl_wait();
     for (uint32_t i = threadIdx.x; i < a.table_count; i += blockDim.x) {
@@ -70,11 +71,11 @@ __global__ void __launch_bounds__(1024) rows_kernel(const __grid_constant__ stru
         a.positions[r] = in.position;
         a.slots[r] = in.slot;
         for (uint32_t g = 0; g < a.group_count; g++)
-            a.kv_slots[g][r] =
-                r < a.rows ? a.tables[g][(uint64_t)in.slot * a.table_stride +
-                                         in.position / KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS +
-                                 in.position % KV_BLOCK_TOKENS
-                           : -1;
+            a.kv_slots[g][r] = r < a.rows ? a.tables[g][(uint64_t)in.slot * a.table_stride +
+                                                        in.position / KV_BLOCK_TOKENS] *
+                                                    KV_BLOCK_TOKENS +
+                                                in.position % KV_BLOCK_TOKENS
+                                          : -1;
     }
     for (uint32_t i = threadIdx.x; i < a.padded_outputs; i += blockDim.x)
         a.out_rows[i] = i < a.outputs ? a.out_rows_in[i] : 0;
@@ -120,8 +121,8 @@ cudaError_t state_rows(const struct kernel_context *ctx, const struct state_rows
 }
 
 cudaError_t state_copy_blocks(const struct kernel_context *ctx, void *pool, uint32_t layers,
-                              uint64_t blocks, uint64_t block_bytes, const struct state_copy *copies,
-                              uint32_t count)
+                              uint64_t blocks, uint64_t block_bytes,
+                              const struct state_copy *copies, uint32_t count)
 {
     if (!count) return cudaSuccess;
     return launch(ctx, copy_kernel, dim3(count, layers), dim3(256), 0, (uint4 *)pool, blocks,

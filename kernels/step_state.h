@@ -30,12 +30,13 @@ struct slot_bias {
     int32_t id;
     float bias;
 };
-struct slot_state { /* device pointers */
+struct slot_state {             /* device pointers */
     struct slot_params *params; /* [slots] */
     int32_t *banned;            /* [slots, banned_max] */
     struct slot_bias *biases;   /* [slots, bias_max] */
-    uint16_t *seen;             /* [slots, vocab] of slots with counts_seen: bit 15 in the prompt, below: times sampled */
-    int32_t *last;              /* [slots, STATE_REFS] tokens of the latest step that sampled */
+    uint16_t *
+        seen; /* [slots, vocab] of slots with counts_seen: bit 15 in the prompt, below: times sampled */
+    int32_t *last; /* [slots, STATE_REFS] tokens of the latest step that sampled */
     uint32_t slots, banned_max, bias_max, vocab;
 };
 
@@ -74,8 +75,8 @@ struct state_copy {
 };
 /* Copies whole blocks, all layers: pool [layers, blocks, block_bytes], block_bytes % 16 == 0. */
 cudaError_t state_copy_blocks(const struct kernel_context *ctx, void *pool, uint32_t layers,
-                              uint64_t blocks, uint64_t block_bytes, const struct state_copy *copies,
-                              uint32_t count);
+                              uint64_t blocks, uint64_t block_bytes,
+                              const struct state_copy *copies, uint32_t count);
 /* One block of all layers between the pool and a contiguous buffer [layers, block_bytes]. */
 cudaError_t state_gather_block(const struct kernel_context *ctx, void *pool, uint32_t layers,
                                uint64_t blocks, uint64_t block_bytes, uint32_t block, void *buffer,

@@ -22,13 +22,13 @@ static cudaError_t launch(const struct kernel_context *ctx, void (*kernel)(P...)
     return cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
 
-#define DISPATCH(ctx, call)                                          \
-    do {                                                             \
-        if ((ctx)->type == KERNEL_BF16) {                            \
-            using T = __nv_bfloat16;                                 \
-            return call;                                             \
-        } else {                                                     \
-            using T = __half;                                        \
-            return call;                                             \
-        }                                                            \
+#define DISPATCH(ctx, call)               \
+    do {                                  \
+        if ((ctx)->type == KERNEL_BF16) { \
+            using T = __nv_bfloat16;      \
+            return call;                  \
+        } else {                          \
+            using T = __half;             \
+            return call;                  \
+        }                                 \
     } while (0)

@@ -29,6 +29,16 @@ __device__ __forceinline__ uint4 load_stream(const void *p)
                  : "l"(p));
     return v;
 }
+/* The same for bytes of which some may come from the previous kernel of the chain: coherent, after pdl_wait(). */
+__device__ __forceinline__ uint4 load_stream_coherent(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
 /* 16 bytes that the previous kernel of the chain wrote: a plain load, never moved above pdl_wait(). */
 __device__ __forceinline__ uint4 load_shared_state(const void *p)
 {
@@ -64,7 +74,8 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait()
 /* --- mbarrier and TMA, sm_90 --- */
 __device__ __forceinline__ void mbarrier_init(uint64_t *bar, uint32_t arrivals)
 {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(smem_addr(bar)), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(smem_addr(bar)), "r"(arrivals)
+                 : "memory");
 }
 /* Makes the barriers visible to the copy engine, which is another proxy. */
 __device__ __forceinline__ void mbarrier_init_fence()
@@ -82,7 +93,8 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t *bar)
 __device__ __forceinline__ void mbarrier_expect(uint64_t *bar, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(smem_addr(bar)), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(smem_addr(bar)),
+                 "r"(bytes)
                  : "memory");
 #endif
 }
@@ -100,8 +112,8 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t *bar, uint32_t parity)
 }
 /* A box of a tensor map to shared memory. Weights are read once per step: evict first, so that they do not push
  * activations and KV out of L2. */
-__device__ __forceinline__ void tma_load_3d(void *dst, const void *map, uint64_t *bar, int c0, int c1,
-                                            int c2)
+__device__ __forceinline__ void tma_load_3d(void *dst, const void *map, uint64_t *bar, int c0,
+                                            int c1, int c2)
 {
 #if __CUDA_ARCH__ >= 900
     uint64_t policy;

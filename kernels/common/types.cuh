@@ -72,7 +72,8 @@ __device__ __forceinline__ void mma_16816<__nv_bfloat16>(float (&c)[4], uint32_t
 }
 template <>
 __device__ __forceinline__ void mma_16816<__half>(float (&c)[4], uint32_t a0, uint32_t a1,
-                                                  uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+                                                  uint32_t a2, uint32_t a3, uint32_t b0,
+                                                  uint32_t b1)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},"
                  "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

@@ -23,8 +23,10 @@ struct kernel_bench {
     char *small; /* activations, 256 MiB */
 };
 
-static void report(const struct kernel_bench *b, const char *name, double us, double bytes, double flop)
+static void report(const struct kernel_bench *b, const char *name, double us, double bytes,
+                   double flop)
 {
+    if (us < 0) exit(1); /* the error is printed; after it no launch works */
     double gb_s = bytes / us * 1e-3, tflop_s = flop / us * 1e-6;
 
     printf("{\"bench\": \"kernel\", \"name\": \"%s\", \"us\": %.2f", name, us);
@@ -34,8 +36,10 @@ static void report(const struct kernel_bench *b, const char *name, double us, do
         fprintf(stderr, "  %6.0f GB/s %5.2f of read", gb_s, gb_s / b->limits->read_gb_s);
     }
     if (flop > 0) {
-        printf(", \"tflop_s\": %.0f, \"share_of_products\": %.3f", tflop_s, tflop_s / b->limits->product_tflop_s);
-        fprintf(stderr, "  %6.0f TFLOP/s %5.2f of products", tflop_s, tflop_s / b->limits->product_tflop_s);
+        printf(", \"tflop_s\": %.0f, \"share_of_products\": %.3f", tflop_s,
+               tflop_s / b->limits->product_tflop_s);
+        fprintf(stderr, "  %6.0f TFLOP/s %5.2f of products", tflop_s,
+                tflop_s / b->limits->product_tflop_s);
     }
     printf("}\n");
     fprintf(stderr, "\n");
@@ -58,8 +62,8 @@ static cudaError_t skinny_body(void *arg, uint32_t i)
     return skinny_gemm(j->b->ctx, &j->args);
 }
 
-static void skinny_case(struct kernel_bench *b, const char *what, uint32_t N, uint32_t K, uint32_t M, bool norm,
-                        enum skinny_epilogue epilogue)
+static void skinny_case(struct kernel_bench *b, const char *what, uint32_t N, uint32_t K,
+                        uint32_t M, bool norm, enum skinny_epilogue epilogue)
 {
     static struct skinny_job j;
     uint64_t bytes = 2ull * N * K;
@@ -72,10 +76,19 @@ static void skinny_case(struct kernel_bench *b, const char *what, uint32_t N, ui
     if (j.weight_count > ITEMS_MAX) j.weight_count = ITEMS_MAX;
     for (uint32_t i = 0; i < j.weight_count; i++)
         skinny_weight_init(&j.weights[i], b->pool + i * bytes, N, K, b->ctx->type);
-    j.args = (struct skinny_args){.M = M, .x = b->small, .x_stride = K, .x_cols = K,
-                                  .norm_gain = norm ? (float *)(b->small + (64 << 20)) : NULL, .norm_eps = 1e-5f,
-                                  .epilogue = epilogue, .scale = 1, .y = b->small + (128 << 20), .y_stride = N};
-    report(b, name, bench_graph_us(b->ctx, skinny_body, &j, j.weight_count < 16 ? 16 : j.weight_count), (double)bytes, 0);
+    j.args = (struct skinny_args){.M = M,
+                                  .x = b->small,
+                                  .x_stride = K,
+                                  .x_cols = K,
+                                  .norm_gain = norm ? (float *)(b->small + (64 << 20)) : NULL,
+                                  .norm_eps = 1e-5f,
+                                  .epilogue = epilogue,
+                                  .scale = 1,
+                                  .y = b->small + (128 << 20),
+                                  .y_stride = N};
+    report(b, name,
+           bench_graph_us(b->ctx, skinny_body, &j, j.weight_count < 16 ? 16 : j.weight_count),
+           (double)bytes, 0);
 }
 
 static void skinny_cases(struct kernel_bench *b)
@@ -156,16 +169,23 @@ static bool make_tables(struct attention_job *j, uint32_t rows, uint32_t context
     return true;
 }
 
-static struct attention_args attention_of(const struct kernel_bench *b, uint32_t rows, uint32_t heads,
-                                          uint32_t kv_heads, uint32_t D)
+static struct attention_args attention_of(const struct kernel_bench *b, uint32_t rows,
+                                          uint32_t heads, uint32_t kv_heads, uint32_t D)
 {
-    return (struct attention_args){.rows = rows, .heads = heads, .kv_heads = kv_heads, .head_dim = D,
-                                   .scale = 1 / sqrtf((float)D), .q = b->small, .q_stride = heads * D,
-                                   .out = b->small + (96 << 20), .out_stride = heads * D, .kv = b->pool};
+    return (struct attention_args){.rows = rows,
+                                   .heads = heads,
+                                   .kv_heads = kv_heads,
+                                   .head_dim = D,
+                                   .scale = 1 / sqrtf((float)D),
+                                   .q = b->small,
+                                   .q_stride = heads * D,
+                                   .out = b->small + (96 << 20),
+                                   .out_stride = heads * D,
+                                   .kv = b->pool};
 }
 
-static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context, uint32_t heads, uint32_t kv_heads,
-                        uint32_t D)
+static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context, uint32_t heads,
+                        uint32_t kv_heads, uint32_t D)
 {
     struct attention_job j = {.b = b, .args = attention_of(b, rows, heads, kv_heads, D)};
     uint64_t set = (uint64_t)rows * ((context + 15) / 16) * kv_block_elements(kv_heads, D) * 2;
@@ -183,9 +203,11 @@ static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context,
     if (splits > (context + 127) / 128) splits = (context + 127) / 128;
     uint64_t partials = (uint64_t)rows * heads * splits;
     if (cudaMalloc((void **)&partial, partials * (D + 2) * 4 + rows * heads * 4 + 1024)) return;
-    if (cudaMalloc((void **)&tables, (uint64_t)(j.sets + 1) * rows * ((context + 15) / 16 + 2) * 4)) return;
-    j.scratch = (struct decode_scratch){(float *)partial, (float *)(partial + partials * D * 4),
-                                        (uint32_t *)(partial + partials * (D + 2) * 4), splits};
+    if (cudaMalloc((void **)&tables, (uint64_t)(j.sets + 1) * rows * ((context + 15) / 16 + 2) * 4))
+        return;
+    j.scratch =
+        (struct decode_scratch){(float *)partial, (float *)(partial + partials * D * 4),
+                                (uint32_t *)(partial + partials * (D + 2) * 4), splits, rows <= 16};
     cudaMemset(j.scratch.counters, 0, rows * heads * 4);
     if (make_tables(&j, rows, context, tables))
         report(b, name, bench_graph_us(b->ctx, decode_body, &j, j.sets < 8 ? 8 : j.sets),
@@ -193,11 +215,12 @@ static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context,
     cudaFree(partial), cudaFree(tables);
 }
 
-static void prefill_case(struct kernel_bench *b, uint32_t rows, uint32_t past, uint32_t heads, uint32_t kv_heads,
-                         uint32_t D)
+static void prefill_case(struct kernel_bench *b, uint32_t rows, uint32_t past, uint32_t heads,
+                         uint32_t kv_heads, uint32_t D)
 {
     struct attention_job j = {.b = b, .args = attention_of(b, rows, heads, kv_heads, D), .sets = 1};
-    uint32_t group = heads / kv_heads, tiles = (rows * group + PREFILL_TILE_PAIRS - 1) / PREFILL_TILE_PAIRS;
+    uint32_t group = heads / kv_heads,
+             tiles = (rows * group + PREFILL_TILE_PAIRS - 1) / PREFILL_TILE_PAIRS;
     struct prefill_tile *host = malloc(tiles * sizeof *host);
     char name[80], *tables;
 
@@ -207,8 +230,10 @@ static void prefill_case(struct kernel_bench *b, uint32_t rows, uint32_t past, u
         return;
     }
     for (uint32_t i = 0; i < tiles; i++) /* longest first */
-        host[i] = (struct prefill_tile){0, (int32_t)rows, (int32_t)past, 0, (int32_t)((tiles - 1 - i) * PREFILL_TILE_PAIRS)};
-    if (!cudaMalloc((void **)&tables, (1u << 20)) && !cudaMalloc((void **)&j.tiles, tiles * sizeof *host)) {
+        host[i] = (struct prefill_tile){0, (int32_t)rows, (int32_t)past, 0,
+                                        (int32_t)((tiles - 1 - i) * PREFILL_TILE_PAIRS)};
+    if (!cudaMalloc((void **)&tables, (1u << 20)) &&
+        !cudaMalloc((void **)&j.tiles, tiles * sizeof *host)) {
         cudaMemcpy(j.tiles, host, tiles * sizeof *host, cudaMemcpyHostToDevice);
         j.tile_count = tiles;
         if (make_tables(&j, 1, rows + past, tables))
@@ -234,7 +259,8 @@ static cudaError_t sample_body(void *arg, uint32_t i)
     return sample_rows(j->b->ctx, &j->args);
 }
 
-static void sample_case(struct kernel_bench *b, const char *what, uint32_t V, uint32_t rows, struct slot_params params)
+static void sample_case(struct kernel_bench *b, const char *what, uint32_t V, uint32_t rows,
+                        struct slot_params params)
 {
     struct sample_job j = {.b = b};
     struct sample_row *in = calloc(rows, sizeof *in);
@@ -252,7 +278,8 @@ static void sample_case(struct kernel_bench *b, const char *what, uint32_t V, ui
             logits[i] = (sum - 2) * 4.3f;
         }
         for (uint32_t i = 0; i < rows; i++)
-            in[i] = (struct sample_row){(int32_t)i, i, -1, 0, 0, -1}, slots[i] = params, slots[i].slot = i;
+            in[i] = (struct sample_row){(int32_t)i, i, -1, 0, 0, -1}, slots[i] = params,
+            slots[i].slot = i;
         uint64_t logit_bytes = (uint64_t)rows * V * 4;
         cudaMemcpy(at, logits, logit_bytes, cudaMemcpyHostToDevice);
         char *more = at + 2 * logit_bytes;
@@ -260,14 +287,22 @@ static void sample_case(struct kernel_bench *b, const char *what, uint32_t V, ui
         cudaMemcpy(more, in, rows * sizeof *in, cudaMemcpyHostToDevice);
         cudaMemcpy(more + (1 << 20), slots, rows * sizeof *slots, cudaMemcpyHostToDevice);
         cudaDeviceSynchronize();
-        j.args = (struct sample_args){
-            .rows = rows, .in = (struct sample_row *)more, .logits = (float *)at, .stride = V, .vocab_rows = V,
-            .vocab_tokens = V,
-            .state = {.params = (struct slot_params *)(more + (1 << 20)), .last = (int32_t *)(more + (2 << 20)),
-                      .slots = rows, .vocab = V},
-            .work = (float *)(at + logit_bytes), .partials = (struct sample_partial *)(more + (3 << 20)),
-            .counters = (uint32_t *)(more + (5 << 20)), .out = (struct sample_output *)(more + (6 << 20)),
-            .tops = (struct sample_top *)(more + (7 << 20)), .top_stride = SAMPLE_TOPS_MAX};
+        j.args = (struct sample_args){.rows = rows,
+                                      .in = (struct sample_row *)more,
+                                      .logits = (float *)at,
+                                      .stride = V,
+                                      .vocab_rows = V,
+                                      .vocab_tokens = V,
+                                      .state = {.params = (struct slot_params *)(more + (1 << 20)),
+                                                .last = (int32_t *)(more + (2 << 20)),
+                                                .slots = rows,
+                                                .vocab = V},
+                                      .work = (float *)(at + logit_bytes),
+                                      .partials = (struct sample_partial *)(more + (3 << 20)),
+                                      .counters = (uint32_t *)(more + (5 << 20)),
+                                      .out = (struct sample_output *)(more + (6 << 20)),
+                                      .tops = (struct sample_top *)(more + (7 << 20)),
+                                      .top_stride = SAMPLE_TOPS_MAX};
         (void)chunks;
         report(b, name, bench_graph_us(b->ctx, sample_body, &j, 8), 0, 0);
     }
@@ -286,8 +321,9 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
     if (!e) e = cudaStreamSynchronize(ctx->stream);
     if (e) return error_set(err, STATUS_DEVICE, "kernels: %s", cudaGetErrorString(e));
     skinny_cases(&b);
-    static const uint32_t shapes[][2] = {{1, 1024}, {1, 2048}, {1, 8192}, {1, 32768}, {8, 2048}, {16, 1024},
-                                         {64, 1024}, {64, 2048}, {64, 4096}, {64, 8192}};
+    static const uint32_t shapes[][2] = {{1, 1024},  {1, 2048},  {1, 8192},  {1, 32768},
+                                         {8, 2048},  {16, 1024}, {64, 1024}, {64, 2048},
+                                         {64, 4096}, {64, 8192}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         decode_case(&b, shapes[i][0], shapes[i][1], 32, 8, 128);
     decode_case(&b, 1, 1024, 9, 3, 64);
@@ -297,9 +333,14 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
     prefill_case(&b, 2048, 6144, 32, 8, 128);
     prefill_case(&b, 2048, 0, 9, 3, 64);
     struct slot_params greedy = {.top_p = 1, .min_p_log = -INFINITY, .repetition_penalty = 1};
-    struct slot_params full = {.temperature = 0.8f, .top_p = 0.95f, .top_k = 50, .min_p_log = -INFINITY,
-                               .repetition_penalty = 1, .seed = 7};
-    struct slot_params plain = {.temperature = 1, .top_p = 1, .min_p_log = -INFINITY, .repetition_penalty = 1};
+    struct slot_params full = {.temperature = 0.8f,
+                               .top_p = 0.95f,
+                               .top_k = 50,
+                               .min_p_log = -INFINITY,
+                               .repetition_penalty = 1,
+                               .seed = 7};
+    struct slot_params plain = {
+        .temperature = 1, .top_p = 1, .min_p_log = -INFINITY, .repetition_penalty = 1};
     for (uint32_t rows = 1; rows <= 64; rows *= 64) {
         sample_case(&b, "greedy", 128256, rows, greedy);
         sample_case(&b, "temperature", 128256, rows, plain);

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "bench/cuda_bench_parts.h"
+#include "device/cuda/cuda_breakdown.h"
 #include "device/device.h"
 #include "model/model.h"
 
@@ -49,20 +50,25 @@ static enum status make_steps(struct runner *r, struct error *err)
     return STATUS_OK;
 }
 
-static enum status open_runner(struct runner *r, uint32_t slots, uint32_t context, struct error *err)
+static enum status open_runner(struct runner *r, uint32_t slots, uint32_t context,
+                               struct error *err)
 {
-    struct device_options device = {.kind = DEVICE_CUDA, .compute_dtype = r->o->f16 ? DTYPE_F16 : DTYPE_BF16,
+    struct device_options device = {.kind = DEVICE_CUDA,
+                                    .compute_dtype = r->o->f16 ? DTYPE_F16 : DTYPE_BF16,
                                     .enforce_eager = r->o->eager};
-    struct model_options model = {.dummy = true, .dummy_dtype = device.compute_dtype, .dummy_seed = 1};
+    struct model_options model = {
+        .dummy = true, .dummy_dtype = device.compute_dtype, .dummy_seed = 1};
     int64_t begun = clock_mono_ns();
     enum status st = model_open_dummy(r->o->model, &model, &r->weights, &r->model, err);
 
     if (st) return st;
     r->plan = model_plan(r->model);
-    r->limits = (struct device_limits){.slots_max = slots, .rows_max = r->o->rows_max > slots ? r->o->rows_max : slots,
-                                       .logits_max = slots, .steps_inflight = AHEAD,
-                                       .context_tokens = context < r->plan->context_tokens ? context
-                                                                                            : r->plan->context_tokens};
+    r->limits = (struct device_limits){
+        .slots_max = slots,
+        .rows_max = r->o->rows_max > slots ? r->o->rows_max : slots,
+        .logits_max = slots,
+        .steps_inflight = AHEAD,
+        .context_tokens = context < r->plan->context_tokens ? context : r->plan->context_tokens};
     for (uint32_t g = 0; g < r->plan->group_count; g++) {
         uint32_t tokens = r->plan->groups[g].block_tokens;
         r->per_slot[g] = (r->limits.context_tokens + tokens - 1) / tokens;
@@ -95,22 +101,28 @@ static struct step *next_step(struct runner *r)
 
 static void open_slot(struct runner *r, struct step *s, uint32_t slot)
 {
-    step_opens(s)[s->open_count++] = (struct step_open){.slot = slot, .top_p = 1, .repetition_penalty = 1};
+    step_opens(s)[s->open_count++] =
+        (struct step_open){.slot = slot, .top_p = 1, .repetition_penalty = 1};
     for (uint32_t g = 0; g < r->plan->group_count; g++)
         for (uint32_t i = 0; i < r->per_slot[g]; i++)
             step_tables(s)[s->table_count++] =
                 (struct step_table_change){slot, g, i, r->blocks[g][slot * r->per_slot[g] + i]};
 }
 
-static void add_rows(struct runner *r, struct step *s, uint32_t slot, uint32_t context, uint32_t rows, bool random,
-                     bool sample)
+static void add_rows(struct runner *r, struct step *s, uint32_t slot, uint32_t context,
+                     uint32_t rows, bool random, bool sample)
 {
-    step_segments(s)[s->segment_count++] = (struct step_segment){
-        .slot = slot, .first_row = s->row_count, .rows = rows, .context_len = context,
-        .logits_first = rows - sample, .logits_count = sample, .output_first = s->output_count};
+    step_segments(s)[s->segment_count++] = (struct step_segment){.slot = slot,
+                                                                 .first_row = s->row_count,
+                                                                 .rows = rows,
+                                                                 .context_len = context,
+                                                                 .logits_first = rows - sample,
+                                                                 .logits_count = sample,
+                                                                 .output_first = s->output_count};
     for (uint32_t i = 0; i < rows; i++)
         step_tokens(s)[s->row_count++] =
-            random ? (int32_t)(((context + i) * 7919u + slot * 104729u) % r->plan->vocab_tokens) : TOKEN_OF(slot, 0);
+            random ? (int32_t)(((context + i) * 7919u + slot * 104729u) % r->plan->vocab_tokens)
+                   : TOKEN_OF(slot, 0);
     if (sample) step_targets(s)[s->output_count++] = TARGET_SAMPLE;
 }
 
@@ -159,7 +171,8 @@ static enum status prefill(struct runner *r, uint32_t slot, uint32_t tokens, str
     return st;
 }
 
-static enum status decode_steps(struct runner *r, uint32_t batch, uint32_t context, uint32_t count, struct error *err)
+static enum status decode_steps(struct runner *r, uint32_t batch, uint32_t context, uint32_t count,
+                                struct error *err)
 {
     uint64_t waited = r->seq_no;
     enum status st = STATUS_OK;
@@ -185,14 +198,37 @@ static double step_bytes_read(const struct runner *r, uint32_t batch, uint32_t c
 
     for (uint32_t i = 0; i < r->plan->stage_count; i++)
         if (r->plan->stages[i].kind == STAGE_HEAD) head = &r->plan->stages[i];
-    if (head && embed->kind == STAGE_EMBED && embed->embed.table.dummy_seed != head->head.weight.dummy_seed)
+    if (head && embed->kind == STAGE_EMBED &&
+        embed->embed.table.dummy_seed != head->head.weight.dummy_seed)
         weights -= (double)embed->embed.table.rows * embed->embed.table.cols * 2;
     for (uint32_t g = 0; g < r->plan->group_count; g++)
-        kv += (double)r->plan->groups[g].layers * r->plan->groups[g].kv_heads * r->plan->groups[g].head_dim * 4;
+        kv += (double)r->plan->groups[g].layers * r->plan->groups[g].kv_heads *
+              r->plan->groups[g].head_dim * 4;
     return weights + kv * batch * context;
 }
 
-enum status bench_decode(const struct cuda_limits *limits, const struct cuda_bench_options *o, struct error *err)
+/* µs by kind of stage; `other`: state, sampling and gaps, less what graphs and overlap save. */
+static enum status print_breakdown(struct runner *r, double step_ms, struct error *err)
+{
+    double us[CUDA_BREAKDOWN_KINDS], sum = 0;
+    enum status st = cuda_breakdown(r->device, r->o->batch, 15, us, err);
+
+    if (st) return st;
+    printf("{\"bench\": \"breakdown\", \"model\": \"%s\", \"batch\": %u, \"context\": %u",
+           r->o->model, r->o->batch, r->o->context);
+    for (uint32_t k = 0; k < CUDA_BREAKDOWN_KINDS; k++) {
+        if (k == STAGE_SAMPLE) continue;
+        sum += us[k];
+        printf(", \"%s_us\": %.1f", stage_kind_name(k), us[k]);
+        fprintf(stderr, "  %-8s %9.1f us\n", stage_kind_name(k), us[k]);
+    }
+    printf(", \"stages_us\": %.1f, \"step_us\": %.1f}\n", sum, step_ms * 1e3);
+    fprintf(stderr, "  %-8s %9.1f us, of a step of %.1f us\n", "sum", sum, step_ms * 1e3);
+    return STATUS_OK;
+}
+
+enum status bench_decode(const struct cuda_limits *limits, const struct cuda_bench_options *o,
+                         struct error *err)
 {
     struct runner r = {.o = o};
     enum { SETS = 5 };
@@ -217,17 +253,23 @@ enum status bench_decode(const struct cuda_limits *limits, const struct cuda_ben
             }
         best = ms[SETS / 2];
         double rate = step_bytes_read(&r, o->batch, (uint32_t)at) / best * 1e-6;
-        printf("{\"bench\": \"decode\", \"model\": \"%s\", \"batch\": %u, \"context\": %u, \"graphs\": %s, "
-               "\"ms_per_step\": %.4f, \"tok_s\": %.1f, \"read_gb_s\": %.0f, \"share_of_read\": %.3f, "
-               "\"host_us_per_step\": %.1f, \"ready_s\": %.2f}\n",
-               o->model, o->batch, o->context, o->eager ? "false" : "true", best, o->batch * 1e3 / best, rate,
-               rate / limits->read_gb_s, (double)r.host_ns * 1e-3 / (SETS * o->steps), r.ready_s);
-        fprintf(stderr, "decode %s B %u ctx %u%s: %.4f ms/step (%.4f..%.4f), %.1f tok/s, %.0f GB/s = %.2f of read, host %.1f us, "
-                        "ready %.2f s\n",
+        printf(
+            "{\"bench\": \"decode\", \"model\": \"%s\", \"batch\": %u, \"context\": %u, "
+            "\"graphs\": %s, "
+            "\"ms_per_step\": %.4f, \"tok_s\": %.1f, \"read_gb_s\": %.0f, \"share_of_read\": %.3f, "
+            "\"host_us_per_step\": %.1f, \"ready_s\": %.2f}\n",
+            o->model, o->batch, o->context, o->eager ? "false" : "true", best,
+            o->batch * 1e3 / best, rate, rate / limits->read_gb_s,
+            (double)r.host_ns * 1e-3 / (SETS * o->steps), r.ready_s);
+        fprintf(stderr,
+                "decode %s B %u ctx %u%s: %.4f ms/step (%.4f..%.4f), %.1f tok/s, %.0f GB/s = %.2f "
+                "of read, host %.1f us, "
+                "ready %.2f s\n",
                 o->model, o->batch, o->context, o->eager ? " eager" : "", best, ms[0], ms[SETS - 1],
                 o->batch * 1e3 / best, rate, rate / limits->read_gb_s,
                 (double)r.host_ns * 1e-3 / (SETS * o->steps), r.ready_s);
     }
+    if (!st && o->breakdown) st = print_breakdown(&r, best, err);
     close_runner(&r);
     return st;
 }
@@ -238,7 +280,8 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-enum status bench_prefill(const struct cuda_limits *limits, const struct cuda_bench_options *o, struct error *err)
+enum status bench_prefill(const struct cuda_limits *limits, const struct cuda_bench_options *o,
+                          struct error *err)
 {
     struct runner r = {.o = o};
     double ms[200], sum = 0, square = 0;
@@ -256,11 +299,15 @@ enum status bench_prefill(const struct cuda_limits *limits, const struct cuda_be
     if (!st) {
         double mean = sum / o->repeats, sigma = sqrt(fmax(0, square / o->repeats - mean * mean));
         qsort(ms, o->repeats, sizeof *ms, by_value);
-        double median = ms[o->repeats / 2], flop = 2.0 * (double)model_parameters(r.model) * o->prompt;
-        printf("{\"bench\": \"prefill\", \"model\": \"%s\", \"prompt\": %u, \"chunk\": %u, \"first_token_ms\": %.3f, "
+        double median = ms[o->repeats / 2],
+               flop = 2.0 * (double)model_parameters(r.model) * o->prompt;
+        printf("{\"bench\": \"prefill\", \"model\": \"%s\", \"prompt\": %u, \"chunk\": %u, "
+               "\"first_token_ms\": %.3f, "
                "\"sigma_ms\": %.3f, \"weight_tflop_s\": %.0f}\n",
                o->model, o->prompt, r.limits.rows_max, median, sigma, flop / median * 1e-9);
-        fprintf(stderr, "prefill %s prompt %u chunk %u: first token %.2f ms (sigma %.2f), %.0f TFLOP/s of the weights\n",
+        fprintf(stderr,
+                "prefill %s prompt %u chunk %u: first token %.2f ms (sigma %.2f), %.0f TFLOP/s of "
+                "the weights\n",
                 o->model, o->prompt, r.limits.rows_max, median, sigma, flop / median * 1e-9);
     }
     close_runner(&r);

@@ -82,7 +82,8 @@ void gpu_end(struct kernel_context *ctx)
         EXPECT_CUDA(cudaMemcpy(guard, buffers[i].at + buffers[i].bytes, sizeof guard,
                                cudaMemcpyDeviceToHost));
         for (int k = 0; k < GUARD_BYTES; k++)
-            if (guard[k] != 0xa5) fail_msg("buffer %u of %zu bytes was written past its end", i, buffers[i].bytes);
+            if (guard[k] != 0xa5)
+                fail_msg("buffer %u of %zu bytes was written past its end", i, buffers[i].bytes);
         EXPECT_CUDA(cudaFree(buffers[i].at));
     }
     buffer_count = 0;

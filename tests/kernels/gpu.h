@@ -8,14 +8,15 @@
 #include "test.h"
 
 /* Skips the running test (by name, in cmocka's report) where no CUDA device answers. */
-#define NEED_GPU(ctx_type)                                                       \
-    struct kernel_context ctx;                                                   \
-    if (!gpu_begin(&ctx, ctx_type)) {                                            \
-        print_message("skipped: no CUDA device (%s)\n", gpu_reason());           \
-        skip();                                                                  \
+#define NEED_GPU(ctx_type)                                             \
+    struct kernel_context ctx;                                         \
+    if (!gpu_begin(&ctx, ctx_type)) {                                  \
+        print_message("skipped: no CUDA device (%s)\n", gpu_reason()); \
+        skip();                                                        \
     }
 
-bool gpu_begin(struct kernel_context *ctx, enum kernel_type type); /* a fresh stream; seeds test_rand as usual */
+bool gpu_begin(struct kernel_context *ctx,
+               enum kernel_type type); /* a fresh stream; seeds test_rand as usual */
 const char *gpu_reason(void);
 
 /* Device memory filled with NaN patterns (0xff) and canaries behind; all freed by gpu_end, which checks the canaries. */
@@ -25,9 +26,9 @@ void *gpu_upload(const void *host, size_t bytes);
 void gpu_download(const struct kernel_context *ctx, const void *device, void *host, size_t bytes);
 void gpu_end(struct kernel_context *ctx);
 
-#define EXPECT_CUDA(call)                                                                        \
-    do {                                                                                         \
-        cudaError_t e_ = (call);                                                                 \
+#define EXPECT_CUDA(call)                                                                         \
+    do {                                                                                          \
+        cudaError_t e_ = (call);                                                                  \
         if (e_) fail_msg("%s:%d: %s gave %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); \
     } while (0)
 

@@ -31,12 +31,14 @@ static size_t k_at(const struct setup *s, uint32_t slot, uint32_t token, uint32_
 static size_t v_at(const struct setup *s, uint32_t slot, uint32_t token, uint32_t g, uint32_t e)
 {
     uint64_t record = (uint64_t)s->tables[slot * s->table_stride + token / 16] * s->kv_heads + g;
-    return record * kv_record_elements(s->dim) + 16 * s->dim + (token % 16 / 8 * s->dim + e) * 8 + token % 8;
+    return record * kv_record_elements(s->dim) + 16 * s->dim + (token % 16 / 8 * s->dim + e) * 8 +
+           token % 8;
 }
 
 static void attend(const struct setup *s, enum kernel_type type, uint32_t row, uint32_t head)
 {
-    int32_t pos = s->positions[row], lo = s->window && pos + 1 > (int32_t)s->window ? pos + 1 - (int32_t)s->window : 0;
+    int32_t pos = s->positions[row],
+            lo = s->window && pos + 1 > (int32_t)s->window ? pos + 1 - (int32_t)s->window : 0;
     uint32_t g = head / (s->heads / s->kv_heads), D = s->dim, slot = (uint32_t)s->row_slots[row];
     double *score = malloc((size_t)(pos + 1) * sizeof *score), top = -INFINITY, sum = 0, q[512];
     double *out = &s->want[((size_t)row * s->heads + head) * D];
@@ -85,8 +87,10 @@ static void make(struct setup *s, enum kernel_type type, const uint32_t *lengths
     memset(s->kv, 0xff, elements * 2);
     uint32_t next = 0;
     for (uint32_t i = 0; i < s->slots; i++) {
-        for (uint32_t b = 0; b < s->table_stride; b++) /* entries past the end name a block of NaN */
-            s->tables[i * s->table_stride + b] = b < (lengths[i] + 15) / 16 ? ids[next++] : ids[s->blocks - 1];
+        for (uint32_t b = 0; b < s->table_stride;
+             b++) /* entries past the end name a block of NaN */
+            s->tables[i * s->table_stride + b] =
+                b < (lengths[i] + 15) / 16 ? ids[next++] : ids[s->blocks - 1];
         for (uint32_t t = 0; t < lengths[i]; t++)
             for (uint32_t g = 0; g < s->kv_heads; g++)
                 for (uint32_t e = 0; e < s->dim; e++) {
@@ -111,17 +115,27 @@ static void drop(struct setup *s)
 static struct attention_args upload(const struct setup *s)
 {
     return (struct attention_args){
-        .rows = s->rows, .heads = s->heads, .kv_heads = s->kv_heads, .head_dim = s->dim, .window = s->window,
-        .scale = 1 / sqrtf((float)s->dim), .softcap = s->softcap,
-        .q = gpu_upload(s->q, (size_t)s->rows * s->heads * s->dim * 2), .q_stride = s->heads * s->dim,
-        .out = gpu_poisoned((size_t)s->rows * s->heads * s->dim * 2), .out_stride = s->heads * s->dim,
+        .rows = s->rows,
+        .heads = s->heads,
+        .kv_heads = s->kv_heads,
+        .head_dim = s->dim,
+        .window = s->window,
+        .scale = 1 / sqrtf((float)s->dim),
+        .softcap = s->softcap,
+        .q = gpu_upload(s->q, (size_t)s->rows * s->heads * s->dim * 2),
+        .q_stride = s->heads * s->dim,
+        .out = gpu_poisoned((size_t)s->rows * s->heads * s->dim * 2),
+        .out_stride = s->heads * s->dim,
         .kv = gpu_upload(s->kv, s->blocks * kv_block_elements(s->kv_heads, s->dim) * 2),
-        .positions = gpu_upload(s->positions, s->rows * 4), .slots = gpu_upload(s->row_slots, s->rows * 4),
-        .tables = gpu_upload(s->tables, (size_t)s->slots * s->table_stride * 4), .table_stride = s->table_stride,
+        .positions = gpu_upload(s->positions, s->rows * 4),
+        .slots = gpu_upload(s->row_slots, s->rows * 4),
+        .tables = gpu_upload(s->tables, (size_t)s->slots * s->table_stride * 4),
+        .table_stride = s->table_stride,
     };
 }
 
-static void check(const struct setup *s, struct kernel_context *ctx, const void *out, const char *what)
+static void check(const struct setup *s, struct kernel_context *ctx, const void *out,
+                  const char *what)
 {
     size_t row_values = (size_t)s->heads * s->dim, n = s->rows * row_values;
     uint16_t *bits = malloc(n * 2);
@@ -131,21 +145,23 @@ static void check(const struct setup *s, struct kernel_context *ctx, const void 
     for (uint32_t r = 0; r < s->rows; r++) {
         if (s->positions[r] < 0) {
             for (size_t i = 0; i < row_values; i++)
-                if (bits[r * row_values + i] != 0xffff) fail_msg("%s: padding row %u was written", what, r);
+                if (bits[r * row_values + i] != 0xffff)
+                    fail_msg("%s: padding row %u was written", what, r);
             continue;
         }
         for (size_t i = 0; i < row_values; i++)
             got[i] = type_value(ctx->type, bits[r * row_values + i]);
         double e = relative_error(s->want + r * row_values, got, row_values);
         if (!(e < (ctx->type == KERNEL_BF16 ? 6e-3 : 1.5e-3)))
-            fail_msg("%s: D %u heads %u/%u window %u cap %g row %u at %d: relative error %.2e", what, s->dim,
-                     s->heads, s->kv_heads, s->window, (double)s->softcap, r, s->positions[r], e);
+            fail_msg("%s: D %u heads %u/%u window %u cap %g row %u at %d: relative error %.2e",
+                     what, s->dim, s->heads, s->kv_heads, s->window, (double)s->softcap, r,
+                     s->positions[r], e);
     }
     free(bits), free(got);
 }
 
-static void decode_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t window,
-                        float softcap, bool general)
+static void decode_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+                        uint32_t window, float softcap, bool general)
 {
     int32_t positions[] = {0, 14, -1, 15, 16, 30, 31, 32, 62, 64, 127, 128, 511, 512, 1300};
     enum { ROWS = sizeof positions / sizeof *positions };
@@ -157,8 +173,15 @@ static void decode_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads
         row_slots[i] = (i * 7 + 3) % ROWS;
         lengths[row_slots[i]] = positions[i] < 0 ? 1 : (uint32_t)positions[i] + 1;
     }
-    struct setup s = {.rows = ROWS, .heads = heads, .kv_heads = kv_heads, .dim = dim, .window = window,
-                      .slots = ROWS, .softcap = softcap, .positions = positions, .row_slots = row_slots};
+    struct setup s = {.rows = ROWS,
+                      .heads = heads,
+                      .kv_heads = kv_heads,
+                      .dim = dim,
+                      .window = window,
+                      .slots = ROWS,
+                      .softcap = softcap,
+                      .positions = positions,
+                      .row_slots = row_slots};
     make(&s, type, lengths);
     struct attention_args a = upload(&s);
     size_t bytes = (size_t)ROWS * heads * dim * 2;
@@ -169,7 +192,8 @@ static void decode_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads
         for (uint32_t splits = 1; splits <= 16; splits += 5) {
             struct decode_scratch scratch = {gpu_poisoned((size_t)ROWS * heads * splits * dim * 4),
                                              gpu_poisoned((size_t)ROWS * heads * splits * 8),
-                                             gpu_zeroed((size_t)ROWS * heads * 4), splits};
+                                             gpu_zeroed((size_t)ROWS * heads * 4), splits,
+                                             splits != 6};
             uint16_t *first = malloc(bytes), *again = malloc(bytes);
             EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
             check(&s, &ctx, a.out, "decode");
@@ -182,8 +206,8 @@ static void decode_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads
             one.rows = 1, one.row_list = gpu_upload(&alone, 4), one.out = gpu_poisoned(bytes);
             EXPECT_CUDA(paged_decode(&ctx, &one, &scratch));
             gpu_download(&ctx, one.out, again, bytes);
-            EXPECT_TRUE(memcmp(first + (size_t)alone * heads * dim, again + (size_t)alone * heads * dim,
-                               (size_t)heads * dim * 2) == 0);
+            EXPECT_TRUE(memcmp(first + (size_t)alone * heads * dim,
+                               again + (size_t)alone * heads * dim, (size_t)heads * dim * 2) == 0);
             free(first), free(again);
         }
     }
@@ -198,7 +222,8 @@ TEST(paged_decode_equals_float64)
 
     for (size_t d = 0; d < 4; d++)
         for (size_t h = 0; h < 6; h++)
-            decode_case((h + d) % 3 ? KERNEL_BF16 : KERNEL_F16, heads[h][0], heads[h][1], dims[d], 0, 0, false);
+            decode_case((h + d) % 3 ? KERNEL_BF16 : KERNEL_F16, heads[h][0], heads[h][1], dims[d],
+                        0, 0, false);
     decode_case(KERNEL_BF16, 4, 2, 128, 100, 0, false);
     decode_case(KERNEL_BF16, 4, 2, 64, 17, 0, false);
     decode_case(KERNEL_F16, 4, 2, 96, 0, 5, false);
@@ -209,11 +234,12 @@ TEST(general_attention_equals_float64_for_every_head_size)
     static const uint32_t dims[] = {16, 20, 48, 128, 256, 512};
 
     for (size_t d = 0; d < 6; d++)
-        decode_case(d % 2 ? KERNEL_BF16 : KERNEL_F16, 6, 2, dims[d], d == 3 ? 33 : 0, d == 4 ? 3 : 0, true);
+        decode_case(d % 2 ? KERNEL_BF16 : KERNEL_F16, 6, 2, dims[d], d == 3 ? 33 : 0,
+                    d == 4 ? 3 : 0, true);
 }
 
-static void prefill_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t window,
-                         float softcap)
+static void prefill_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+                         uint32_t window, float softcap)
 {
     static const uint32_t chunk[] = {1, 3, 64, 65, 130, 37}, past[] = {0, 17, 0, 200, 63, 64};
     enum { SEGMENTS = 6, ROWS = 300, TILES = 256 };
@@ -224,15 +250,24 @@ static void prefill_case(enum kernel_type type, uint32_t heads, uint32_t kv_head
 
     for (uint32_t i = 0; i < SEGMENTS; i++) {
         for (uint32_t p = 0; p < chunk[i] * group; p += PREFILL_TILE_PAIRS)
-            tile[tiles++] = (struct prefill_tile){(int32_t)rows, (int32_t)chunk[i], (int32_t)past[i],
-                                                  (int32_t)(SEGMENTS - 1 - i), (int32_t)p};
+            tile[tiles++] =
+                (struct prefill_tile){(int32_t)rows, (int32_t)chunk[i], (int32_t)past[i],
+                                      (int32_t)(SEGMENTS - 1 - i), (int32_t)p};
         for (uint32_t r = 0; r < chunk[i]; r++)
-            positions[rows] = (int32_t)(past[i] + r), row_slots[rows++] = (int32_t)(SEGMENTS - 1 - i);
+            positions[rows] = (int32_t)(past[i] + r),
+            row_slots[rows++] = (int32_t)(SEGMENTS - 1 - i);
         lengths[SEGMENTS - 1 - i] = past[i] + chunk[i];
     }
     assert_true(rows == ROWS && tiles < TILES);
-    struct setup s = {.rows = ROWS, .heads = heads, .kv_heads = kv_heads, .dim = dim, .window = window,
-                      .slots = SEGMENTS, .softcap = softcap, .positions = positions, .row_slots = row_slots};
+    struct setup s = {.rows = ROWS,
+                      .heads = heads,
+                      .kv_heads = kv_heads,
+                      .dim = dim,
+                      .window = window,
+                      .slots = SEGMENTS,
+                      .softcap = softcap,
+                      .positions = positions,
+                      .row_slots = row_slots};
     make(&s, type, lengths);
     struct attention_args a = upload(&s);
     EXPECT_CUDA(prefill_attention(&ctx, &a, gpu_upload(tile, tiles * sizeof *tile), tiles));

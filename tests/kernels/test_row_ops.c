@@ -14,7 +14,8 @@ static void norm_case(enum kernel_type type, uint32_t rows, uint32_t H, bool del
     uint32_t stride = (H + 63) / 64 * 64;
     size_t n = (size_t)rows * stride;
     NEED_GPU(type);
-    float *x = random_floats(n, 3), *gain = random_floats(stride, 1), *post_gain = random_floats(stride, 1);
+    float *x = random_floats(n, 3), *gain = random_floats(stride, 1),
+          *post_gain = random_floats(stride, 1);
     float *bias = random_floats(stride, 1), *got = malloc(n * 4), *rounded = malloc(n * 4);
     uint16_t *d = random_values(type, n, 2), *bits = malloc(n * 2);
     double *want = malloc(n * sizeof *want), *want_y = malloc(n * sizeof *want_y);
@@ -39,12 +40,19 @@ static void norm_case(enum kernel_type type, uint32_t rows, uint32_t H, bool del
         for (uint32_t i = 0; i < stride; i++)
             want_y[r * stride + i] = want[r * stride + i] * gain[i] / sqrt(ss / H + 1e-5);
     }
-    struct norm_args a = {
-        .rows = rows, .hidden = H, .x = gpu_upload(x, n * 4), .x_stride = stride,
-        .delta = delta ? gpu_upload(d, n * 2) : NULL, .delta_stride = stride,
-        .delta_bias = gpu_upload(bias, stride * 4), .post_gain = post ? gpu_upload(post_gain, stride * 4) : NULL,
-        .post_eps = 1e-6f, .gain = gpu_upload(gain, stride * 4), .eps = 1e-5f,
-        .y = gpu_zeroed(n * 2), .y_stride = stride};
+    struct norm_args a = {.rows = rows,
+                          .hidden = H,
+                          .x = gpu_upload(x, n * 4),
+                          .x_stride = stride,
+                          .delta = delta ? gpu_upload(d, n * 2) : NULL,
+                          .delta_stride = stride,
+                          .delta_bias = gpu_upload(bias, stride * 4),
+                          .post_gain = post ? gpu_upload(post_gain, stride * 4) : NULL,
+                          .post_eps = 1e-6f,
+                          .gain = gpu_upload(gain, stride * 4),
+                          .eps = 1e-5f,
+                          .y = gpu_zeroed(n * 2),
+                          .y_stride = stride};
     EXPECT_CUDA(rmsnorm(&ctx, &a));
     gpu_download(&ctx, a.x, got, n * 4);
     EXPECT_TRUE(relative_error(want, got, n) < 1e-6);
@@ -71,10 +79,17 @@ TEST(glu_multiplies_the_activated_gate_with_up)
     for (int act = 0; act < 2; act++) {
         NEED_GPU(act ? KERNEL_F16 : KERNEL_BF16);
         enum { ROWS = 5, F = 1002 };
-        uint16_t *gu = random_values(ctx.type, (size_t)ROWS * 2 * 1024, 2), *bits = malloc(ROWS * 1024 * 2);
+        uint16_t *gu = random_values(ctx.type, (size_t)ROWS * 2 * 1024, 2),
+                 *bits = malloc(ROWS * 1024 * 2);
         float *bias = random_floats(2 * F, 1);
-        struct glu_args a = {ROWS, F, gpu_upload(gu, (size_t)ROWS * 2048 * 2), 2048, gpu_upload(bias, 2 * F * 4),
-                             act, gpu_zeroed(ROWS * 1024 * 2), 1024};
+        struct glu_args a = {ROWS,
+                             F,
+                             gpu_upload(gu, (size_t)ROWS * 2048 * 2),
+                             2048,
+                             gpu_upload(bias, 2 * F * 4),
+                             act,
+                             gpu_zeroed(ROWS * 1024 * 2),
+                             1024};
         EXPECT_CUDA(glu(&ctx, &a));
         gpu_download(&ctx, a.y, bits, ROWS * 1024 * 2);
         for (uint32_t r = 0; r < ROWS; r++)
@@ -84,9 +99,11 @@ TEST(glu_multiplies_the_activated_gate_with_up)
                     g = type_value(ctx.type, gu[r * 2048 + 2 * i]) + (double)bias[2 * i];
                     u = type_value(ctx.type, gu[r * 2048 + 2 * i + 1]) + (double)bias[2 * i + 1];
                 }
-                double t = act ? 0.5 * g * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)))
-                               : g / (1 + exp(-g));
-                EXPECT_NEAR(type_value(ctx.type, bits[r * 1024 + i]), t * u, 1e-6 + 0.005 * fabs(t * u));
+                double t =
+                    act ? 0.5 * g * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)))
+                        : g / (1 + exp(-g));
+                EXPECT_NEAR(type_value(ctx.type, bits[r * 1024 + i]), t * u,
+                            1e-6 + 0.005 * fabs(t * u));
             }
         free(gu), free(bits), free(bias);
         gpu_end(&ctx);
@@ -98,7 +115,8 @@ static void rope_case(enum kernel_type type, uint32_t D, uint32_t dim, bool norm
     enum { ROWS = 37, H = 5, G = 2, BLOCKS = 9 };
     NEED_GPU(type);
     uint32_t N = (H + 2 * G) * D, stride = (N + 63) / 64 * 64, q_stride = (H * D + 63) / 64 * 64;
-    uint16_t *x = random_values(type, (size_t)ROWS * stride, 2), *q = malloc((size_t)ROWS * q_stride * 2);
+    uint16_t *x = random_values(type, (size_t)ROWS * stride, 2),
+             *q = malloc((size_t)ROWS * q_stride * 2);
     size_t kv_n = BLOCKS * kv_block_elements(G, D);
     uint16_t *kv = malloc(kv_n * 2), *clean = malloc(kv_n * 2);
     float *bias = random_floats(N, 1), *gains = random_floats(2 * D, 1), inv_freq[256];
@@ -113,12 +131,22 @@ static void rope_case(enum kernel_type type, uint32_t D, uint32_t dim, bool norm
     float2 *table = gpu_poisoned(500 * (dim / 2) * sizeof *table);
     EXPECT_CUDA(rope_table(&ctx, gpu_upload(inv_freq, dim / 2 * 4), dim / 2, 500, 1.25f, table));
     memset(clean, 0xff, kv_n * 2);
-    struct rope_kv_args a = {
-        .rows = ROWS, .heads = H, .kv_heads = G, .head_dim = D, .qkv = gpu_upload(x, (size_t)ROWS * stride * 2),
-        .qkv_stride = stride, .bias = gpu_upload(bias, N * 4), .q_eps = 1e-6f, .k_eps = 1e-6f, .rope_dim = dim,
-        .rope = table, .positions = gpu_upload(positions, sizeof positions),
-        .kv_slots = gpu_upload(slots, sizeof slots), .q_out = gpu_poisoned((size_t)ROWS * q_stride * 2),
-        .q_stride = q_stride, .kv = gpu_poisoned(kv_n * 2)};
+    struct rope_kv_args a = {.rows = ROWS,
+                             .heads = H,
+                             .kv_heads = G,
+                             .head_dim = D,
+                             .qkv = gpu_upload(x, (size_t)ROWS * stride * 2),
+                             .qkv_stride = stride,
+                             .bias = gpu_upload(bias, N * 4),
+                             .q_eps = 1e-6f,
+                             .k_eps = 1e-6f,
+                             .rope_dim = dim,
+                             .rope = table,
+                             .positions = gpu_upload(positions, sizeof positions),
+                             .kv_slots = gpu_upload(slots, sizeof slots),
+                             .q_out = gpu_poisoned((size_t)ROWS * q_stride * 2),
+                             .q_stride = q_stride,
+                             .kv = gpu_poisoned(kv_n * 2)};
     if (norm) a.q_gain = gpu_upload(gains, D * 4), a.k_gain = gpu_upload(gains + D, D * 4);
     EXPECT_CUDA(rope_kv(&ctx, &a));
     gpu_download(&ctx, a.q_out, q, (size_t)ROWS * q_stride * 2);
@@ -174,15 +202,23 @@ TEST(embedding_reads_tokens_and_padding_is_zero)
     uint16_t *table = random_values(ctx.type, V * STRIDE, 1);
     int32_t tokens[ROWS] = {0, 49, -1, 7};
     float got[ROWS * STRIDE];
-    struct embed_args a = {ROWS, H, gpu_upload(tokens, sizeof tokens), gpu_upload(table, V * STRIDE * 2), STRIDE,
-                           2.5f, gpu_zeroed(sizeof got), STRIDE};
+    struct embed_args a = {ROWS,
+                           H,
+                           gpu_upload(tokens, sizeof tokens),
+                           gpu_upload(table, V * STRIDE * 2),
+                           STRIDE,
+                           2.5f,
+                           gpu_zeroed(sizeof got),
+                           STRIDE};
     EXPECT_CUDA(embed(&ctx, &a));
     gpu_download(&ctx, a.x, got, sizeof got);
     for (uint32_t r = 0; r < ROWS; r++)
         for (uint32_t i = 0; i < STRIDE; i++)
             EXPECT_NEAR(got[r * STRIDE + i],
                         i < H && tokens[r] >= 0
-                            ? type_value(ctx.type, table[tokens[r] * STRIDE + (int32_t)i]) * 2.5f : 0, 1e-6);
+                            ? type_value(ctx.type, table[tokens[r] * STRIDE + (int32_t)i]) * 2.5f
+                            : 0,
+                        1e-6);
     free(table);
     gpu_end(&ctx);
 }
@@ -191,7 +227,8 @@ TEST(dummy_weights_are_those_of_the_host)
 {
     NEED_GPU(KERNEL_BF16);
     enum { N = 33, K = 77, STRIDE = 128 };
-    struct plan_weight w = {.name = "w", .dummy_seed = 12345, .dtype = DTYPE_BF16, .rows = N, .cols = K};
+    struct plan_weight w = {
+        .name = "w", .dummy_seed = 12345, .dtype = DTYPE_BF16, .rows = N, .cols = K};
     uint32_t map[N];
     uint16_t *got = malloc(N * STRIDE * 2), row[K];
     for (uint32_t i = 0; i < N; i++)
@@ -216,18 +253,32 @@ TEST(rows_of_a_step_get_their_token_position_and_place)
     for (int i = 0; i < SLOTS * STRIDE; i++)
         table[i] = 100 + i;
     last[2 * STATE_REFS + 1] = 77;
-    struct state_row rows[ROWS] = {{5, 0, 0}, {(int32_t)(0x80000000u | 2u << 4 | 1u), 33, 2}, {9, 127, 1}};
+    struct state_row rows[ROWS] = {
+        {5, 0, 0}, {(int32_t)(0x80000000u | 2u << 4 | 1u), 33, 2}, {9, 127, 1}};
     struct state_table_change change = {2, 0, 2, 555};
     int32_t out_rows[2] = {2, 1}, got[PADDED];
-    struct state_rows_args a = {.rows = ROWS, .padded_rows = PADDED, .in = gpu_upload(rows, sizeof rows),
-        .outputs = 2, .padded_outputs = 4, .out_rows_in = gpu_upload(out_rows, sizeof out_rows), .table_count = 1,
-        .tables_in = gpu_upload(&change, sizeof change), .last = gpu_upload(last, sizeof last), .group_count = 1,
-        .tables = {gpu_upload(table, sizeof table)}, .table_stride = STRIDE, .tokens = gpu_poisoned(PADDED * 4),
-        .positions = gpu_poisoned(PADDED * 4), .slots = gpu_poisoned(PADDED * 4),
-        .kv_slots = {gpu_poisoned(PADDED * 4)}, .out_rows = gpu_poisoned(4 * 4)};
+    struct state_rows_args a = {.rows = ROWS,
+                                .padded_rows = PADDED,
+                                .in = gpu_upload(rows, sizeof rows),
+                                .outputs = 2,
+                                .padded_outputs = 4,
+                                .out_rows_in = gpu_upload(out_rows, sizeof out_rows),
+                                .table_count = 1,
+                                .tables_in = gpu_upload(&change, sizeof change),
+                                .last = gpu_upload(last, sizeof last),
+                                .group_count = 1,
+                                .tables = {gpu_upload(table, sizeof table)},
+                                .table_stride = STRIDE,
+                                .tokens = gpu_poisoned(PADDED * 4),
+                                .positions = gpu_poisoned(PADDED * 4),
+                                .slots = gpu_poisoned(PADDED * 4),
+                                .kv_slots = {gpu_poisoned(PADDED * 4)},
+                                .out_rows = gpu_poisoned(4 * 4)};
     EXPECT_CUDA(state_rows(&ctx, &a));
-    static const int32_t tokens[PADDED] = {5, 77, 9, -1, -1, -1}, positions[PADDED] = {0, 33, 127, -1, -1, -1};
-    const int32_t places[PADDED] = {100 * 16, 555 * 16 + 1, (100 + STRIDE + 7) * 16 + 15, -1, -1, -1};
+    static const int32_t tokens[PADDED] = {5, 77, 9, -1, -1, -1},
+                         positions[PADDED] = {0, 33, 127, -1, -1, -1};
+    const int32_t places[PADDED] = {100 * 16, 555 * 16 + 1, (100 + STRIDE + 7) * 16 + 15,
+                                    -1,       -1,           -1};
     gpu_download(&ctx, a.tokens, got, sizeof got);
     EXPECT_TRUE(memcmp(got, tokens, sizeof got) == 0);
     gpu_download(&ctx, a.positions, got, sizeof got);

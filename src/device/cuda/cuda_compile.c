@@ -10,9 +10,12 @@
 
 static_assert(sizeof(struct slot_params) == 88, "SLOT_PARAMS_BYTES of cuda_layout.c");
 static_assert(sizeof(struct sample_partial) == 20, "PARTIAL_BYTES of cuda_layout.c");
-static_assert(sizeof(struct sample_output) == sizeof(struct step_output), "written by the kernel as it is");
-static_assert(sizeof(struct sample_top) == sizeof(struct top_logprob), "written by the kernel as it is");
-static_assert(sizeof(struct state_table_change) == sizeof(struct step_table_change), "copied as it is");
+static_assert(sizeof(struct sample_output) == sizeof(struct step_output),
+              "written by the kernel as it is");
+static_assert(sizeof(struct sample_top) == sizeof(struct top_logprob),
+              "written by the kernel as it is");
+static_assert(sizeof(struct state_table_change) == sizeof(struct step_table_change),
+              "copied as it is");
 static_assert(sizeof(struct prefill_tile) == 20, "counted in image_bytes of cuda_layout.c");
 static_assert((int)CUDA_TILE_PAIRS == (int)PREFILL_TILE_PAIRS, "one number in two places");
 static_assert((int)CUDA_SKINNY_ROWS <= (int)SKINNY_ROWS_MAX, "what the kernels can take");
@@ -28,18 +31,23 @@ static enum status check_memory(const struct cuda_device *d, struct error *err)
 
     for (uint32_t r = 0; r < CUDA_REGION_COUNT; r++)
         if (!cuda_region_on_host(r)) want += d->regions[r].bytes;
-    if (e) return error_set(err, STATUS_DEVICE, "asking for free memory: %s", cudaGetErrorString(e));
+    if (e)
+        return error_set(err, STATUS_DEVICE, "asking for free memory: %s", cudaGetErrorString(e));
     if (want <= available) return STATUS_OK;
-    return error_set(err, STATUS_NOMEM,
-                     "the CUDA device needs %llu MiB (weights %llu, KV pool %llu, activations %llu, logits %llu, "
-                     "other %llu) and has %llu MiB free of %llu: make the KV pool, the context or the batch smaller",
-                     (unsigned long long)want >> 20, (unsigned long long)d->regions[CUDA_WEIGHTS].bytes >> 20,
-                     (unsigned long long)d->regions[CUDA_KV].bytes >> 20,
-                     (unsigned long long)d->regions[CUDA_ACTIVATIONS].bytes >> 20,
-                     (unsigned long long)d->regions[CUDA_LOGITS].bytes >> 20,
-                     (unsigned long long)(want - d->regions[CUDA_WEIGHTS].bytes - d->regions[CUDA_KV].bytes -
-                                          d->regions[CUDA_ACTIVATIONS].bytes - d->regions[CUDA_LOGITS].bytes) >> 20,
-                     (unsigned long long)available >> 20, (unsigned long long)total >> 20);
+    return error_set(
+        err, STATUS_NOMEM,
+        "the CUDA device needs %llu MiB (weights %llu, KV pool %llu, activations %llu, logits "
+        "%llu, "
+        "other %llu) and has %llu MiB free of %llu: make the KV pool, the context or the batch "
+        "smaller",
+        (unsigned long long)want >> 20, (unsigned long long)d->regions[CUDA_WEIGHTS].bytes >> 20,
+        (unsigned long long)d->regions[CUDA_KV].bytes >> 20,
+        (unsigned long long)d->regions[CUDA_ACTIVATIONS].bytes >> 20,
+        (unsigned long long)d->regions[CUDA_LOGITS].bytes >> 20,
+        (unsigned long long)(want - d->regions[CUDA_WEIGHTS].bytes - d->regions[CUDA_KV].bytes -
+                             d->regions[CUDA_ACTIVATIONS].bytes - d->regions[CUDA_LOGITS].bytes) >>
+            20,
+        (unsigned long long)available >> 20, (unsigned long long)total >> 20);
 }
 
 /* Everything starts as zeros: paddings stay so, and no block holds NaN from an earlier owner of the memory. */
@@ -65,9 +73,12 @@ static cudaError_t take_region(struct cuda_region_map *region, enum cuda_region 
 static void drop_region(struct cuda_region_map *region, enum cuda_region which)
 {
     if (!region->base) return;
-    if (which == CUDA_HOST_LOGITS) free(region->base);
-    else if (cuda_region_on_host(which)) cudaFreeHost(region->base);
-    else cudaFree(region->base);
+    if (which == CUDA_HOST_LOGITS)
+        free(region->base);
+    else if (cuda_region_on_host(which))
+        cudaFreeHost(region->base);
+    else
+        cudaFree(region->base);
     region->base = NULL;
 }
 
@@ -78,11 +89,13 @@ static enum status take_memory(struct cuda_device *d, struct error *err)
     for (uint32_t r = 0; !st && r < CUDA_REGION_COUNT; r++) {
         cudaError_t e = take_region(&d->regions[r], r);
         if (e)
-            st = error_set(err, STATUS_NOMEM, "%llu MiB for the %s: %s", (unsigned long long)d->regions[r].bytes >> 20,
-                           cuda_region_name(r), cudaGetErrorString(e));
+            st = error_set(err, STATUS_NOMEM, "%llu MiB for the %s: %s",
+                           (unsigned long long)d->regions[r].bytes >> 20, cuda_region_name(r),
+                           cudaGetErrorString(e));
     }
     /* the device's streams do not wait for the default stream, which the zeros went through */
-    if (!st && cudaDeviceSynchronize()) st = error_set(err, STATUS_DEVICE, "clearing the device's memory");
+    if (!st && cudaDeviceSynchronize())
+        st = error_set(err, STATUS_DEVICE, "clearing the device's memory");
     return st;
 }
 
@@ -110,11 +123,11 @@ static enum status fill_ropes(struct cuda_device *d, struct error *err)
 
     for (uint32_t i = 0; !e && i < d->plan->rope_count; i++) {
         const struct plan_rope *r = &d->plan->ropes[i];
-        e = cudaMemcpyAsync(d->b.inv_freq, r->inv_freq, r->dim / 2 * sizeof(float), cudaMemcpyHostToDevice,
-                            d->ctx.stream);
+        e = cudaMemcpyAsync(d->b.inv_freq, r->inv_freq, r->dim / 2 * sizeof(float),
+                            cudaMemcpyHostToDevice, d->ctx.stream);
         if (!e && r->dim)
-            e = rope_table(&d->ctx, (const float *)d->b.inv_freq, r->dim / 2, d->limits.context_tokens, r->scale,
-                           (float2 *)d->b.ropes[i]);
+            e = rope_table(&d->ctx, (const float *)d->b.inv_freq, r->dim / 2,
+                           d->limits.context_tokens, r->scale, (float2 *)d->b.ropes[i]);
         if (!e) e = cudaStreamSynchronize(d->ctx.stream);
     }
     return e ? error_set(err, STATUS_DEVICE, "rope tables: %s", cudaGetErrorString(e)) : STATUS_OK;
@@ -130,7 +143,9 @@ static enum status make_tensor_maps(struct cuda_device *d, struct error *err)
         if (!s->weight.rows) continue;
         cudaError_t e = skinny_weight_init(&d->tensor_maps[s->index], s->weight.at, s->weight.rows,
                                            s->weight.cols_padded, d->ctx.type);
-        if (e) return error_set(err, STATUS_DEVICE, "tensor map of a weight: %s", cudaGetErrorString(e));
+        if (e)
+            return error_set(err, STATUS_DEVICE, "tensor map of a weight: %s",
+                             cudaGetErrorString(e));
     }
     return STATUS_OK;
 }
@@ -140,7 +155,9 @@ static enum status make_tensor_maps(struct cuda_device *d, struct error *err)
 static struct cuda_gemm_shape shape_of(const struct cuda_device *d, const struct cuda_stage *s)
 {
     const struct cuda_buffers *b = &d->b;
-    struct cuda_gemm_shape shape = {.N = s->weight.rows, .K = s->weight.cols_padded, .ldx = b->hidden_stride,
+    struct cuda_gemm_shape shape = {.N = s->weight.rows,
+                                    .K = s->weight.cols_padded,
+                                    .ldx = b->hidden_stride,
                                     .ldy = b->hidden_stride};
 
     switch (s->plan->kind) {
@@ -154,13 +171,15 @@ static struct cuda_gemm_shape shape_of(const struct cuda_device *d, const struct
 }
 
 /* Up to 8 weights of this stage's kind: enough that none is in L2 when its turn comes. */
-static uint32_t weights_like(const struct cuda_device *d, const struct cuda_stage *s, const void *weights[8])
+static uint32_t weights_like(const struct cuda_device *d, const struct cuda_stage *s,
+                             const void *weights[8])
 {
     uint32_t n = 0;
 
     for (uint32_t i = 0; n < 8 && i < d->plan->stage_count; i++) {
         const struct cuda_stage *o = &d->b.stages[i];
-        if (o->plan->kind == s->plan->kind && o->weight.rows == s->weight.rows && o->weight.cols == s->weight.cols)
+        if (o->plan->kind == s->plan->kind && o->weight.rows == s->weight.rows &&
+            o->weight.cols == s->weight.cols)
             weights[n++] = o->weight.at;
     }
     return n;
@@ -168,7 +187,8 @@ static uint32_t weights_like(const struct cuda_device *d, const struct cuda_stag
 
 static enum status choose_algorithms(struct cuda_device *d, struct error *err)
 {
-    enum status st = cuda_gemm_open(d->options.compute_dtype, d->b.workspace, d->b.workspace_bytes, &d->gemm, err);
+    enum status st = cuda_gemm_open(d->options.compute_dtype, d->b.workspace, d->b.workspace_bytes,
+                                    &d->gemm, err);
 
     d->gemm_ids = calloc(d->b.weight_count, sizeof *d->gemm_ids);
     if (!st && !d->gemm_ids) st = error_set(err, STATUS_NOMEM, "no memory for product ids");
@@ -187,7 +207,8 @@ static enum status choose_algorithms(struct cuda_device *d, struct error *err)
         struct cuda_gemm_shape shape = shape_of(d, s);
         uint32_t rows = s->plan->kind == STAGE_HEAD ? d->b.outputs : d->b.rows;
         st = cuda_gemm_prepare(d->gemm, &shape, weights, weights_like(d, s, weights), x, y, rows,
-                               d->options.batch_invariant, d->ctx.stream, &d->gemm_ids[s->index], err);
+                               d->options.batch_invariant, d->ctx.stream, &d->gemm_ids[s->index],
+                               err);
     }
     return st;
 }
@@ -197,7 +218,8 @@ static enum status choose_algorithms(struct cuda_device *d, struct error *err)
 static cudaError_t capture(struct cuda_device *d, uint32_t bucket)
 {
     uint32_t rows = d->b.buckets[bucket];
-    struct cuda_forward f = {.rows = rows, .decode_rows = rows, .outputs = rows < d->b.outputs ? rows : d->b.outputs};
+    struct cuda_forward f = {
+        .rows = rows, .decode_rows = rows, .outputs = rows < d->b.outputs ? rows : d->b.outputs};
     cudaGraph_t graph = NULL;
     cudaError_t e = cudaStreamBeginCapture(d->ctx.stream, cudaStreamCaptureModeThreadLocal), inside;
 
@@ -217,29 +239,39 @@ static cudaError_t first_pass(struct cuda_device *d)
 {
     struct slot_state state = cuda_slot_state(d);
     struct prefill_tile tile = {0};
-    struct cuda_forward f = {.rows = d->b.rows < 64 ? d->b.rows : 64, .outputs = 1, .tile_count = 1,
-                             .has_chunks = true};
-    struct sample_args sample = {.rows = 1, .round = UINT32_MAX, .in = (const struct sample_row *)d->b.flights[0].image,
-                                 .vocab_rows = d->plan->vocab_rows, .state = state};
+    struct cuda_forward f = {
+        .rows = d->b.rows < 64 ? d->b.rows : 64, .outputs = 1, .tile_count = 1, .has_chunks = true};
+    struct sample_args sample = {.rows = 1,
+                                 .round = UINT32_MAX,
+                                 .in = (const struct sample_row *)d->b.flights[0].image,
+                                 .vocab_rows = d->plan->vocab_rows,
+                                 .state = state};
     struct state_copy none = {0, 0};
     cudaError_t e = cudaMemsetAsync(d->b.positions, 0xff, d->b.rows * 4ull, d->ctx.stream);
 
     if (!e) e = cudaMemsetAsync(d->b.tokens, 0xff, d->b.rows * 4ull, d->ctx.stream);
     for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
         e = cudaMemsetAsync(d->b.groups[g].kv_slots, 0xff, d->b.rows * 4ull, d->ctx.stream);
-    if (!e) e = cudaMemcpyAsync(d->b.flights[0].image, &tile, sizeof tile, cudaMemcpyHostToDevice, d->ctx.stream);
+    if (!e)
+        e = cudaMemcpyAsync(d->b.flights[0].image, &tile, sizeof tile, cudaMemcpyHostToDevice,
+                            d->ctx.stream);
     f.tiles = (const struct prefill_tile *)d->b.flights[0].image;
     if (!e) e = cuda_forward_run(d, &f);
     if (!e) e = sample_rows(&d->ctx, &sample);
     if (!e) e = cudaMemsetAsync(d->b.flights[0].image, 0, 4096, d->ctx.stream);
-    if (!e) e = state_open(&d->ctx, &state, (const struct slot_params *)d->b.flights[0].image, 1, NULL, NULL);
-    if (!e) e = cudaMemcpyAsync(d->b.flights[0].image, &none, sizeof none, cudaMemcpyHostToDevice, d->ctx.stream);
+    if (!e)
+        e = state_open(&d->ctx, &state, (const struct slot_params *)d->b.flights[0].image, 1, NULL,
+                       NULL);
+    if (!e)
+        e = cudaMemcpyAsync(d->b.flights[0].image, &none, sizeof none, cudaMemcpyHostToDevice,
+                            d->ctx.stream);
     for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
-        e = state_copy_blocks(&d->ctx, d->b.groups[g].pool, 1, d->b.groups[g].blocks, d->b.groups[g].block_bytes,
+        e = state_copy_blocks(&d->ctx, d->b.groups[g].pool, 1, d->b.groups[g].blocks,
+                              d->b.groups[g].block_bytes,
                               (const struct state_copy *)d->b.flights[0].image, 1);
     if (!e)
-        e = state_gather_block(&d->ctx, d->b.groups[0].pool, 1, d->b.groups[0].blocks, d->b.groups[0].block_bytes, 0,
-                               d->b.staging[0], false);
+        e = state_gather_block(&d->ctx, d->b.groups[0].pool, 1, d->b.groups[0].blocks,
+                               d->b.groups[0].block_bytes, 0, d->b.staging[0], false);
     return e ? e : cudaStreamSynchronize(d->ctx.stream);
 }
 
@@ -249,14 +281,16 @@ static enum status capture_graphs(struct cuda_device *d, struct error *err)
 
     for (uint32_t i = 0; !e && i < d->b.bucket_count; i++) {
         uint32_t rows = d->b.buckets[i];
-        struct cuda_forward f = {.rows = rows, .decode_rows = rows,
+        struct cuda_forward f = {.rows = rows,
+                                 .decode_rows = rows,
                                  .outputs = rows < d->b.outputs ? rows : d->b.outputs};
         e = cuda_forward_run(d, &f);
         if (!e) e = cudaStreamSynchronize(d->ctx.stream);
         if (!e && !d->options.enforce_eager) e = capture(d, i);
     }
     if (!e) e = cudaStreamSynchronize(d->ctx.stream);
-    return e ? error_set(err, STATUS_DEVICE, "the first pass: %s", cudaGetErrorString(e)) : STATUS_OK;
+    return e ? error_set(err, STATUS_DEVICE, "the first pass: %s", cudaGetErrorString(e))
+             : STATUS_OK;
 }
 
 static enum status make_events(struct cuda_device *d, struct error *err)
@@ -268,8 +302,8 @@ static enum status make_events(struct cuda_device *d, struct error *err)
     return STATUS_OK;
 }
 
-enum status cuda_compile(struct cuda_device *d, const struct plan *plan, const struct device_limits *limits,
-                         struct error *err)
+enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
+                         const struct device_limits *limits, struct error *err)
 {
     int64_t begun = clock_mono_ns(), loaded, chosen;
     enum status st = cuda_plan_check(&d->options, plan, limits, err);
@@ -300,6 +334,7 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan, const s
     }
     log_info("device compiled", "weights_s=%.2f products_s=%.2f graphs_s=%.2f graphs=%u",
              (double)(loaded - begun) * 1e-9, (double)(chosen - loaded) * 1e-9,
-             (double)(clock_mono_ns() - chosen) * 1e-9, d->options.enforce_eager ? 0 : d->b.bucket_count);
+             (double)(clock_mono_ns() - chosen) * 1e-9,
+             d->options.enforce_eager ? 0 : d->b.bucket_count);
     return STATUS_OK;
 }

@@ -56,14 +56,16 @@ static void wait_event(struct cuda_device *d, struct cuda_flight_state *f)
     while ((e = cudaEventQuery(f->done)) == cudaErrorNotReady) {
         if (clock_mono_ns() - begun > STEP_TIMEOUT_NS) {
             lose(d, "the device does not answer");
-            f->result.status = error_set(&f->result.error, STATUS_DEVICE_LOST, "the CUDA device does not answer");
+            f->result.status =
+                error_set(&f->result.error, STATUS_DEVICE_LOST, "the CUDA device does not answer");
             return;
         }
         nanosleep(&nap, NULL);
     }
     if (e) {
         lose(d, cudaGetErrorName(e));
-        f->result.status = error_set(&f->result.error, STATUS_DEVICE_LOST, "CUDA: %s", cudaGetErrorString(e));
+        f->result.status =
+            error_set(&f->result.error, STATUS_DEVICE_LOST, "CUDA: %s", cudaGetErrorString(e));
     }
 }
 
@@ -120,7 +122,8 @@ static void make_current(const struct cuda_device *d)
 {
     static _Thread_local int current = -1;
 
-    if (current != d->options.ordinal && !cudaSetDevice(d->options.ordinal)) current = d->options.ordinal;
+    if (current != d->options.ordinal && !cudaSetDevice(d->options.ordinal))
+        current = d->options.ordinal;
 }
 
 static enum status submit_body(struct device *device, const struct step *step)
@@ -131,7 +134,8 @@ static enum status submit_body(struct device *device, const struct step *step)
     struct error err;
 
     if (step_check(step, d->plan, &d->limits, &err)) {
-        log_error("bad step", "seq_no=%llu reason=\"%s\"", (unsigned long long)step->seq_no, err.message);
+        log_error("bad step", "seq_no=%llu reason=\"%s\"", (unsigned long long)step->seq_no,
+                  err.message);
         assert(!"a step outside of the device's limits is the scheduler's bug");
     }
     pthread_mutex_lock(&d->lock);
@@ -146,8 +150,8 @@ static enum status submit_body(struct device *device, const struct step *step)
     f->failed = atomic_load(&d->lost);
     f->result = (struct step_result){.seq_no = step->seq_no, .started_ns = clock_mono_ns()};
     if (f->failed) {
-        f->result.status = error_set(&f->result.error, STATUS_DEVICE_LOST, "the CUDA device was lost: %s",
-                                     atomic_load(&d->reason));
+        f->result.status = error_set(&f->result.error, STATUS_DEVICE_LOST,
+                                     "the CUDA device was lost: %s", atomic_load(&d->reason));
         return STATUS_OK;
     }
     make_current(d);
@@ -159,7 +163,8 @@ static enum status submit_body(struct device *device, const struct step *step)
     return STATUS_OK;
 }
 
-static enum status submit_sample(struct device *device, const struct step *step, const struct step_masks *masks)
+static enum status submit_sample(struct device *device, const struct step *step,
+                                 const struct step_masks *masks)
 {
     struct cuda_device *d = of(device);
     uint32_t index = (uint32_t)(step->seq_no % d->limits.steps_inflight);
@@ -189,7 +194,8 @@ static struct timespec deadline_after(int64_t timeout_ns)
     return (struct timespec){at / 1000000000, at % 1000000000};
 }
 
-static enum status wait_step(struct device *device, uint64_t seq_no, int64_t timeout_ns, const struct step_result **out)
+static enum status wait_step(struct device *device, uint64_t seq_no, int64_t timeout_ns,
+                             const struct step_result **out)
 {
     struct cuda_device *d = of(device);
     struct timespec deadline = deadline_after(timeout_ns < 0 ? INT64_MAX : timeout_ns);
@@ -244,10 +250,12 @@ static uint64_t kv_block_bytes(const struct device *device, uint32_t group)
 }
 
 /* Some layers at a time through the pinned staging memory. */
-static enum status copy_block(struct cuda_device *d, uint32_t group, uint32_t block, char *bytes, bool in)
+static enum status copy_block(struct cuda_device *d, uint32_t group, uint32_t block, char *bytes,
+                              bool in)
 {
     struct cuda_group *g = &d->b.groups[group];
-    uint32_t layers = d->plan->groups[group].layers, some = (uint32_t)(CUDA_STAGING_BYTES / g->block_bytes);
+    uint32_t layers = d->plan->groups[group].layers,
+             some = (uint32_t)(CUDA_STAGING_BYTES / g->block_bytes);
     make_current(d);
     cudaError_t e = cudaStreamSynchronize(d->ctx.stream);
 
@@ -255,8 +263,8 @@ static enum status copy_block(struct cuda_device *d, uint32_t group, uint32_t bl
     for (uint32_t first = 0; !e && first < layers; first += some) {
         uint32_t n = layers - first < some ? layers - first : some;
         if (in) memcpy(d->b.staging[0], bytes + first * g->block_bytes, n * g->block_bytes);
-        e = state_gather_block(&d->ctx, g->pool + first * g->layer_bytes, n, g->blocks, g->block_bytes, block,
-                               d->b.staging[0], in);
+        e = state_gather_block(&d->ctx, g->pool + first * g->layer_bytes, n, g->blocks,
+                               g->block_bytes, block, d->b.staging[0], in);
         if (!e) e = cudaStreamSynchronize(d->ctx.stream);
         if (!e && !in) memcpy(bytes + first * g->block_bytes, d->b.staging[0], n * g->block_bytes);
     }
@@ -268,7 +276,8 @@ static enum status kv_copy_out(struct device *device, uint32_t group, uint32_t b
     return copy_block(of(device), group, block, bytes, false);
 }
 
-static enum status kv_copy_in(struct device *device, uint32_t group, uint32_t block, const void *bytes)
+static enum status kv_copy_in(struct device *device, uint32_t group, uint32_t block,
+                              const void *bytes)
 {
     return copy_block(of(device), group, block, (char *)(uintptr_t)bytes, true);
 }
@@ -302,8 +311,8 @@ static void close_device(struct device *device)
     free(d);
 }
 
-static enum status compile(struct device *device, const struct plan *plan, const struct device_limits *limits,
-                           struct error *err)
+static enum status compile(struct device *device, const struct plan *plan,
+                           const struct device_limits *limits, struct error *err)
 {
     struct cuda_device *d = of(device);
     enum status st = cuda_compile(d, plan, limits, err);
@@ -311,7 +320,8 @@ static enum status compile(struct device *device, const struct plan *plan, const
 
     if (st) return st;
     code = pthread_create(&d->thread, NULL, wait_main, d);
-    if (code) return error_set(err, STATUS_IO, "cannot start the device thread: %s", strerror(code));
+    if (code)
+        return error_set(err, STATUS_IO, "cannot start the device thread: %s", strerror(code));
     pthread_setname_np(d->thread, "inferd-cuda");
     d->running = true;
     return STATUS_OK;
@@ -324,27 +334,32 @@ static enum status start(struct cuda_device *d, struct error *err)
     cudaError_t e = cudaGetDeviceCount(&count);
 
     if (e || !count)
-        return error_set(err, STATUS_UNSUPPORTED, "no CUDA device: %s", e ? cudaGetErrorString(e) : "none found");
+        return error_set(err, STATUS_UNSUPPORTED, "no CUDA device: %s",
+                         e ? cudaGetErrorString(e) : "none found");
     if (d->options.ordinal < 0 || d->options.ordinal >= count)
-        return error_set(err, STATUS_UNSUPPORTED, "CUDA device %d of %d; 0 to %d are right", d->options.ordinal, count,
-                         count - 1);
+        return error_set(err, STATUS_UNSUPPORTED, "CUDA device %d of %d; 0 to %d are right",
+                         d->options.ordinal, count, count - 1);
     e = cudaSetDevice(d->options.ordinal);
     if (!e) e = cudaGetDeviceProperties(&prop, d->options.ordinal);
     if (!e) e = kernel_context_init(&d->ctx);
     if (!e) e = cudaStreamCreateWithFlags(&d->ctx.stream, cudaStreamNonBlocking);
     if (!e) e = cudaStreamCreateWithFlags(&d->upload, cudaStreamNonBlocking);
-    if (e) return error_set(err, STATUS_DEVICE, "CUDA device %d: %s", d->options.ordinal, cudaGetErrorString(e));
+    if (e)
+        return error_set(err, STATUS_DEVICE, "CUDA device %d: %s", d->options.ordinal,
+                         cudaGetErrorString(e));
     if (prop.major < 8)
-        return error_set(err, STATUS_UNSUPPORTED, "%s has compute capability %d.%d; 8.0 and up are right", prop.name,
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s has compute capability %d.%d; 8.0 and up are right", prop.name,
                          prop.major, prop.minor);
     d->ctx.type = d->options.compute_dtype == DTYPE_F16 ? KERNEL_F16 : KERNEL_BF16;
-    snprintf(d->description, sizeof d->description, "CUDA, %.100s, code for sm_%d, %s, %s", prop.name,
-             d->ctx.capability, d->ctx.type == KERNEL_F16 ? "f16" : "bf16",
+    snprintf(d->description, sizeof d->description, "CUDA, %.100s, code for sm_%d, %s, %s",
+             prop.name, d->ctx.capability, d->ctx.type == KERNEL_F16 ? "f16" : "bf16",
              d->options.enforce_eager ? "no graphs" : "graphs");
     return STATUS_OK;
 }
 
-enum status device_open_cuda(const struct device_options *options, struct device **out, struct error *err)
+enum status device_open_cuda(const struct device_options *options, struct device **out,
+                             struct error *err)
 {
     static const struct device_ops ops = {
         .close = close_device,

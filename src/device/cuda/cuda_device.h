@@ -38,8 +38,9 @@ struct cuda_device {
     struct kernel_context ctx;
     cudaStream_t upload;
     struct cuda_gemm *gemm;
-    struct skinny_weight *tensor_maps; /* [b.weight_count] by stage.index; NULL where skinny products cannot run */
-    uint32_t *gemm_ids;                /* [b.weight_count] */
+    struct skinny_weight
+        *tensor_maps;   /* [b.weight_count] by stage.index; NULL where skinny products cannot run */
+    uint32_t *gemm_ids; /* [b.weight_count] */
     cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
     char description[160];
 
@@ -57,8 +58,8 @@ struct cuda_device {
 };
 
 /* --- cuda_compile.c --- */
-enum status cuda_compile(struct cuda_device *d, const struct plan *plan, const struct device_limits *limits,
-                         struct error *err);
+enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
+                         const struct device_limits *limits, struct error *err);
 void cuda_free_all(struct cuda_device *d);
 
 /* --- cuda_weights.c: brings every weight to its place in d->b --- */
@@ -72,6 +73,7 @@ struct cuda_forward {
     const struct prefill_tile *tiles;
     uint32_t tile_count; /* tiles of `tile_group` heads per KV head */
     bool has_chunks;     /* segments of several rows */
+    cudaEvent_t *marks;  /* NULL, or [stage_count]: recorded behind each stage */
 };
 /* Enqueues the body, from embedding to logits, on d->ctx.stream. */
 cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f);

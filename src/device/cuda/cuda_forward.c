@@ -22,8 +22,8 @@ static bool is_skinny(const struct walk *w, const struct cuda_stage *s, uint32_t
            skinny_gemm_fits(&w->d->ctx, rows, s->weight.cols_padded, norm);
 }
 
-static struct skinny_args skinny_of(const struct walk *w, const struct cuda_stage *s, const void *x, uint64_t x_stride,
-                                    const struct plan_norm *norm)
+static struct skinny_args skinny_of(const struct walk *w, const struct cuda_stage *s, const void *x,
+                                    uint64_t x_stride, const struct plan_norm *norm)
 {
     return (struct skinny_args){
         .weight = &w->d->tensor_maps[s->index],
@@ -38,10 +38,11 @@ static struct skinny_args skinny_of(const struct walk *w, const struct cuda_stag
     };
 }
 
-static cudaError_t library_product(const struct walk *w, const struct cuda_stage *s, const void *x, uint32_t rows,
-                                   void *y, float alpha)
+static cudaError_t library_product(const struct walk *w, const struct cuda_stage *s, const void *x,
+                                   uint32_t rows, void *y, float alpha)
 {
-    return cuda_gemm_run(w->d->gemm, w->d->gemm_ids[s->index], s->weight.at, x, rows, y, alpha, w->d->ctx.stream);
+    return cuda_gemm_run(w->d->gemm, w->d->gemm_ids[s->index], s->weight.at, x, rows, y, alpha,
+                         w->d->ctx.stream);
 }
 
 /* h = norm(x + delta) * gain, or only x += delta where gain is NULL. */
@@ -72,8 +73,8 @@ static cudaError_t norm_rows(struct walk *w, const float *gain, float eps)
 static cudaError_t run_embed(struct walk *w, const struct cuda_stage *s)
 {
     struct cuda_buffers *b = &w->d->b;
-    struct embed_args a = {w->f->rows, w->d->plan->hidden, b->tokens, b->embed.at, b->embed.cols_padded,
-                           s->plan->embed.scale, b->x, b->hidden_stride};
+    struct embed_args a = {w->f->rows,           w->d->plan->hidden,   b->tokens, b->embed.at,
+                           b->embed.cols_padded, s->plan->embed.scale, b->x,      b->hidden_stride};
 
     return embed(&w->d->ctx, &a);
 }
@@ -134,8 +135,13 @@ static cudaError_t run_attn_in(struct walk *w, const struct cuda_stage *s)
         return e ? e : run_rope(w, s, false);
     }
     a.epilogue = SKINNY_QKV, a.y = b->q, a.y_stride = b->attn_stride;
-    a.qkv = (struct skinny_qkv){p->heads, p->kv_heads, p->head_dim, w->d->plan->ropes[p->rope].dim,
-                                (const float2 *)b->ropes[p->rope], b->positions, b->groups[p->group].kv_slots,
+    a.qkv = (struct skinny_qkv){p->heads,
+                                p->kv_heads,
+                                p->head_dim,
+                                w->d->plan->ropes[p->rope].dim,
+                                (const float2 *)b->ropes[p->rope],
+                                b->positions,
+                                b->groups[p->group].kv_slots,
                                 layer_pool(w, p->group, p->group_layer)};
     return skinny_gemm(&w->d->ctx, &a);
 }
@@ -169,14 +175,16 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     if (chunks_general || !paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     if (w->f->tile_count) e = prefill_attention(&d->ctx, &a, w->f->tiles, w->f->tile_count);
     if (e || !w->f->decode_rows) return e;
-    struct decode_scratch scratch = {b->partial, b->partial_ml, (uint32_t *)b->counters,
-                                     cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads)};
+    struct decode_scratch scratch = {
+        b->partial, b->partial_ml, (uint32_t *)b->counters,
+        cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
+        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     return paged_decode(&d->ctx, &a, &scratch);
 }
 
-static cudaError_t run_project(struct walk *w, const struct cuda_stage *s, const struct stage_project *p, const void *x,
-                               uint64_t x_stride)
+static cudaError_t run_project(struct walk *w, const struct cuda_stage *s,
+                               const struct stage_project *p, const void *x, uint64_t x_stride)
 {
     struct cuda_buffers *b = &w->d->b;
     cudaError_t e;
@@ -212,7 +220,8 @@ static cudaError_t run_ffn_in(struct walk *w, const struct cuda_stage *s)
         a.epilogue = SKINNY_GLU, a.act = act, a.y = b->ffn, a.y_stride = b->ffn_stride;
         return e ? e : skinny_gemm(&w->d->ctx, &a);
     }
-    struct glu_args g = {w->f->rows, p->gate.rows, b->glu, b->glu_stride, s->bias, act, b->ffn, b->ffn_stride};
+    struct glu_args g = {w->f->rows, p->gate.rows, b->glu, b->glu_stride,
+                         s->bias,    act,          b->ffn, b->ffn_stride};
     e = norm_rows(w, s->gain, p->norm.eps);
     if (!e) e = library_product(w, s, b->h, w->f->rows, b->glu, 1);
     return e ? e : glu(&w->d->ctx, &g);
@@ -230,11 +239,18 @@ static cudaError_t run_head(struct walk *w, const struct cuda_stage *s)
     if (is_skinny(w, s, outputs, true)) {
         struct skinny_args a = skinny_of(w, s, b->x, b->hidden_stride, &p->norm);
         a.M = outputs, a.row_index = b->out_rows, a.epilogue = SKINNY_LOGITS;
-        a.scale = p->logit_scale, a.softcap = p->softcap, a.y = b->logits, a.y_stride = b->logits_stride;
+        a.scale = p->logit_scale, a.softcap = p->softcap, a.y = b->logits,
+        a.y_stride = b->logits_stride;
         return skinny_gemm(&w->d->ctx, &a);
     }
-    struct norm_args n = {.rows = outputs, .hidden = w->d->plan->hidden, .x = b->x, .x_stride = b->hidden_stride,
-                          .row_index = b->out_rows, .gain = s->gain, .eps = p->norm.eps, .y = b->h,
+    struct norm_args n = {.rows = outputs,
+                          .hidden = w->d->plan->hidden,
+                          .x = b->x,
+                          .x_stride = b->hidden_stride,
+                          .row_index = b->out_rows,
+                          .gain = s->gain,
+                          .eps = p->norm.eps,
+                          .y = b->h,
                           .y_stride = b->hidden_stride};
     e = rmsnorm(&w->d->ctx, &n);
     if (!e) e = library_product(w, s, b->h, outputs, b->logits, p->logit_scale);
@@ -255,12 +271,15 @@ cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f
         case STAGE_EMBED: e = run_embed(&w, s); break;
         case STAGE_ATTN_IN: e = run_attn_in(&w, s); break;
         case STAGE_ATTN: e = run_attn(&w, s); break;
-        case STAGE_ATTN_OUT: e = run_project(&w, s, &s->plan->attn_out, b->attn, b->attn_stride); break;
+        case STAGE_ATTN_OUT:
+            e = run_project(&w, s, &s->plan->attn_out, b->attn, b->attn_stride);
+            break;
         case STAGE_FFN_IN: e = run_ffn_in(&w, s); break;
         case STAGE_FFN_OUT: e = run_project(&w, s, &s->plan->ffn_out, b->ffn, b->ffn_stride); break;
         case STAGE_HEAD: e = run_head(&w, s); break;
         case STAGE_SAMPLE: break; /* the second half of a step */
         }
+        if (!e && f->marks) e = cudaEventRecord(f->marks[i], d->ctx.stream);
     }
     return e;
 }

@@ -19,14 +19,15 @@ struct cuda_gemm_shape {
 };
 
 /* Errors: STATUS_UNSUPPORTED (no library; says where it was sought), STATUS_DEVICE. */
-enum status cuda_gemm_open(enum dtype type, void *workspace, uint64_t workspace_bytes, struct cuda_gemm **out,
-                           struct error *err);
+enum status cuda_gemm_open(enum dtype type, void *workspace, uint64_t workspace_bytes,
+                           struct cuda_gemm **out, struct error *err);
 void cuda_gemm_close(struct cuda_gemm *gemm); /* takes NULL */
 
 /* Chooses algorithms of a shape for up to `rows` rows. weights: some matrices of that shape, to time on. x and y: room for
  * `rows` rows. Known shapes are passed over. *id: for cuda_gemm_run. */
 enum status cuda_gemm_prepare(struct cuda_gemm *gemm, const struct cuda_gemm_shape *shape,
-                              const void *const *weights, uint32_t weight_count, const void *x, void *y,
-                              uint32_t rows, bool fixed, cudaStream_t stream, uint32_t *id, struct error *err);
-cudaError_t cuda_gemm_run(struct cuda_gemm *gemm, uint32_t id, const void *W, const void *x, uint32_t M, void *y,
-                          float alpha, cudaStream_t stream);
+                              const void *const *weights, uint32_t weight_count, const void *x,
+                              void *y, uint32_t rows, bool fixed, cudaStream_t stream, uint32_t *id,
+                              struct error *err);
+cudaError_t cuda_gemm_run(struct cuda_gemm *gemm, uint32_t id, const void *W, const void *x,
+                          uint32_t M, void *y, float alpha, cudaStream_t stream);

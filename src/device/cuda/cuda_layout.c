@@ -3,7 +3,13 @@
 #include <assert.h>
 #include <string.h>
 
-enum { KV_TOKENS = 16, ROPE_PAIR_BYTES = 8, SLOT_PARAMS_BYTES = 88, PARTIAL_BYTES = 20, SAMPLE_CHUNK = 4096 };
+enum {
+    KV_TOKENS = 16,
+    ROPE_PAIR_BYTES = 8,
+    SLOT_PARAMS_BYTES = 88,
+    PARTIAL_BYTES = 20,
+    SAMPLE_CHUNK = 8192
+};
 
 static const struct {
     const char *name;
@@ -73,17 +79,19 @@ static enum status check_stage(const struct plan *plan, const struct stage *s, s
                   (s->kind == STAGE_FFN_OUT && s->ffn_out.reduce);
 
     if (reduce)
-        return error_set(err, STATUS_UNSUPPORTED, "layer %u %s is split over ranks; this CUDA device runs one rank",
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "layer %u %s is split over ranks; this CUDA device runs one rank",
                          s->layer, stage_kind_name(s->kind));
     if (norm && !norm->gain.rows)
-        return error_set(err, STATUS_UNSUPPORTED, "layer %u %s has no norm in front; the CUDA device wants one",
-                         s->layer, stage_kind_name(s->kind));
-    if (s->kind == STAGE_ATTN_IN &&
-        (s->attn_in.head_dim > 512 || s->attn_in.head_dim % 2 ||
-         s->attn_in.heads % s->attn_in.kv_heads ||
-         plan->ropes[s->attn_in.rope].dim > s->attn_in.head_dim))
         return error_set(err, STATUS_UNSUPPORTED,
-                         "layer %u: head_dim %u, %u heads, %u KV heads, %u rotated; an even head_dim to 512, heads a "
+                         "layer %u %s has no norm in front; the CUDA device wants one", s->layer,
+                         stage_kind_name(s->kind));
+    if (s->kind == STAGE_ATTN_IN && (s->attn_in.head_dim > 512 || s->attn_in.head_dim % 2 ||
+                                     s->attn_in.heads % s->attn_in.kv_heads ||
+                                     plan->ropes[s->attn_in.rope].dim > s->attn_in.head_dim))
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "layer %u: head_dim %u, %u heads, %u KV heads, %u rotated; an even "
+                         "head_dim to 512, heads a "
                          "multiple of KV heads and no more rotated than head_dim are right",
                          s->layer, s->attn_in.head_dim, s->attn_in.heads, s->attn_in.kv_heads,
                          plan->ropes[s->attn_in.rope].dim);
@@ -104,17 +112,22 @@ enum status cuda_plan_check(const struct device_options *options, const struct p
         limits->steps_inflight > CUDA_STEPS_MAX || limits->top_logprobs_max > 20 ||
         !limits->context_tokens || limits->context_tokens > plan->context_tokens)
         return error_set(err, STATUS_INVALID,
-                         "device limits: %u slots, %u rows, %u logits rows, %u steps in flight, %u top logprobs, "
+                         "device limits: %u slots, %u rows, %u logits rows, %u steps in flight, %u "
+                         "top logprobs, "
                          "context %u of %u",
-                         limits->slots_max, limits->rows_max, limits->logits_max, limits->steps_inflight,
-                         limits->top_logprobs_max, limits->context_tokens, plan->context_tokens);
+                         limits->slots_max, limits->rows_max, limits->logits_max,
+                         limits->steps_inflight, limits->top_logprobs_max, limits->context_tokens,
+                         plan->context_tokens);
     if (plan->hidden > 49152)
         return error_set(err, STATUS_UNSUPPORTED, "hidden size %u; at most 49152", plan->hidden);
     for (uint32_t g = 0; g < plan->group_count; g++) {
         const struct plan_kv_group *group = &plan->groups[g];
-        if (group->kind != KV_ATTENTION || group->block_tokens != KV_TOKENS || group->format == KV_FP8)
-            return error_set(err, STATUS_UNSUPPORTED,
-                             "KV group %u: the CUDA device keeps 16-bit attention state in blocks of 16 tokens", g);
+        if (group->kind != KV_ATTENTION || group->block_tokens != KV_TOKENS ||
+            group->format == KV_FP8)
+            return error_set(
+                err, STATUS_UNSUPPORTED,
+                "KV group %u: the CUDA device keeps 16-bit attention state in blocks of 16 tokens",
+                g);
         if (!limits->kv_blocks[g] || limits->kv_blocks[g] > INT32_MAX / KV_TOKENS)
             return error_set(err, STATUS_INVALID, "KV group %u has %u blocks; 1 to %d are right", g,
                              limits->kv_blocks[g], INT32_MAX / KV_TOKENS);
@@ -161,7 +174,8 @@ static void carve_stage(struct carver *c, const struct plan *plan, const struct 
         w->rows = max_u64(w->rows, b->embed.rows);
         break;
     case STAGE_ATTN_IN:
-        s.weight = carve_matrix(c, p->attn_in.q.rows + p->attn_in.k.rows + p->attn_in.v.rows, plan->hidden);
+        s.weight = carve_matrix(c, p->attn_in.q.rows + p->attn_in.k.rows + p->attn_in.v.rows,
+                                plan->hidden);
         s.gain = carve_floats(c, plan->hidden);
         if (p->attn_in.q_bias.rows || p->attn_in.k_bias.rows || p->attn_in.v_bias.rows)
             s.bias = carve_floats(c, s.weight.rows);
@@ -173,7 +187,8 @@ static void carve_stage(struct carver *c, const struct plan *plan, const struct 
     case STAGE_FFN_IN:
         s.weight = carve_matrix(c, p->ffn_in.gate.rows * 2, plan->hidden);
         s.gain = carve_floats(c, plan->hidden);
-        if (p->ffn_in.gate_bias.rows || p->ffn_in.up_bias.rows) s.bias = carve_floats(c, s.weight.rows);
+        if (p->ffn_in.gate_bias.rows || p->ffn_in.up_bias.rows)
+            s.bias = carve_floats(c, s.weight.rows);
         w->glu = max_u64(w->glu, s.weight.rows);
         w->ffn = max_u64(w->ffn, p->ffn_in.gate.rows);
         break;
@@ -182,11 +197,14 @@ static void carve_stage(struct carver *c, const struct plan *plan, const struct 
         s.weight = carve_matrix(c, plan->hidden, project->weight.cols);
         if (project->bias.rows) s.bias = carve_floats(c, plan->hidden);
         if (project->post_norm.gain.rows) s.post_gain = carve_floats(c, plan->hidden);
-        if (p->kind == STAGE_ATTN_OUT) w->attn = max_u64(w->attn, project->weight.cols);
-        else w->ffn = max_u64(w->ffn, project->weight.cols);
+        if (p->kind == STAGE_ATTN_OUT)
+            w->attn = max_u64(w->attn, project->weight.cols);
+        else
+            w->ffn = max_u64(w->ffn, project->weight.cols);
         break;
     case STAGE_HEAD:
-        if (plan->stages[0].kind == STAGE_EMBED && same_weight(&plan->stages[0].embed.table, &p->head.weight))
+        if (plan->stages[0].kind == STAGE_EMBED &&
+            same_weight(&plan->stages[0].embed.table, &p->head.weight))
             s.weight = b->embed;
         else
             s.weight = carve_matrix(c, p->head.weight.rows, plan->hidden);
@@ -205,8 +223,8 @@ static void carve_stage(struct carver *c, const struct plan *plan, const struct 
 
 static void set_buckets(const struct device_limits *limits, struct cuda_buffers *b)
 {
-    static const uint32_t usual[] = {1,  2,  4,   8,   16,  24,  32,  48,  64,  96,
-                                     128, 160, 192, 256, 320, 384, 448, 512};
+    static const uint32_t usual[] = {1,  2,   4,   8,   16,  24,  32,  48,  64,
+                                     96, 128, 160, 192, 256, 320, 384, 448, 512};
 
     b->decode_rows = min_u32(limits->rows_max, limits->slots_max);
     for (uint32_t i = 0; i < sizeof usual / sizeof *usual; i++)
@@ -214,8 +232,8 @@ static void set_buckets(const struct device_limits *limits, struct cuda_buffers 
     if (b->decode_rows <= 512) b->buckets[b->bucket_count++] = b->decode_rows;
 }
 
-uint32_t cuda_decode_splits(const struct device_options *options, const struct device_limits *limits,
-                            uint32_t rows, uint32_t kv_heads)
+uint32_t cuda_decode_splits(const struct device_options *options,
+                            const struct device_limits *limits, uint32_t rows, uint32_t kv_heads)
 {
     uint32_t useful = (limits->context_tokens + 127) / 128, splits = CUDA_SPLITS_MAX;
 
@@ -238,9 +256,9 @@ static uint64_t split_rows(const struct device_options *options, const struct de
     return most;
 }
 
-static void carve_activations(struct carver *c, const struct device_options *options, const struct plan *plan,
-                              const struct device_limits *limits, const struct widths *w,
-                              struct cuda_buffers *b)
+static void carve_activations(struct carver *c, const struct device_options *options,
+                              const struct plan *plan, const struct device_limits *limits,
+                              const struct widths *w, struct cuda_buffers *b)
 {
     uint64_t rows = b->rows, partial = 0, partial_ml = 0, heads_max = 1;
 
@@ -276,8 +294,8 @@ static void carve_activations(struct carver *c, const struct device_options *opt
     b->sample_counters = carve(c, CUDA_LOGITS, (uint64_t)b->outputs * 4);
 }
 
-static void carve_slots(struct carver *c, const struct plan *plan, const struct device_limits *limits,
-                        struct cuda_buffers *b)
+static void carve_slots(struct carver *c, const struct plan *plan,
+                        const struct device_limits *limits, struct cuda_buffers *b)
 {
     uint64_t slots = limits->slots_max;
 
@@ -305,15 +323,16 @@ static uint64_t image_bytes(const struct plan *plan, const struct device_limits 
 
     for (uint32_t i = 0; i < plan->stage_count; i++)
         if (plan->stages[i].kind == STAGE_ATTN)
-            group_max = max_u64(group_max, plan->stages[i].attn.heads / plan->stages[i].attn.kv_heads);
+            group_max =
+                max_u64(group_max, plan->stages[i].attn.heads / plan->stages[i].attn.kv_heads);
     pairs = (uint64_t)b->rows * group_max;
     return step_bytes(plan, limits) + (uint64_t)b->rows * 16 + (uint64_t)b->outputs * 32 +
            (uint64_t)limits->slots_max * SLOT_PARAMS_BYTES +
            (pairs / CUDA_TILE_PAIRS + b->rows) * 20 * 4 + 4096;
 }
 
-static void carve_flights(struct carver *c, const struct plan *plan, const struct device_limits *limits,
-                          struct cuda_buffers *b)
+static void carve_flights(struct carver *c, const struct plan *plan,
+                          const struct device_limits *limits, struct cuda_buffers *b)
 {
     b->image_bytes = image_bytes(plan, limits, b);
     for (uint32_t i = 0; i < limits->steps_inflight; i++) {
@@ -322,16 +341,19 @@ static void carve_flights(struct carver *c, const struct plan *plan, const struc
         f->masks = carve(c, CUDA_STEPS, (uint64_t)b->outputs * b->mask_words * 4);
         f->host_image = carve(c, CUDA_HOST_STEPS, b->image_bytes);
         f->host_masks = carve(c, CUDA_HOST_STEPS, (uint64_t)b->outputs * b->mask_words * 4);
-        f->host_outputs = carve(c, CUDA_HOST_STEPS, (uint64_t)b->outputs * sizeof(struct step_output));
-        f->host_tops = carve(c, CUDA_HOST_STEPS, (uint64_t)b->outputs * limits->top_logprobs_max *
-                                                     sizeof(struct top_logprob));
-        f->host_logits = carve(c, CUDA_HOST_LOGITS, (uint64_t)b->outputs * plan->vocab_rows * sizeof(float));
+        f->host_outputs =
+            carve(c, CUDA_HOST_STEPS, (uint64_t)b->outputs * sizeof(struct step_output));
+        f->host_tops =
+            carve(c, CUDA_HOST_STEPS,
+                  (uint64_t)b->outputs * limits->top_logprobs_max * sizeof(struct top_logprob));
+        f->host_logits =
+            carve(c, CUDA_HOST_LOGITS, (uint64_t)b->outputs * plan->vocab_rows * sizeof(float));
     }
 }
 
 void cuda_layout(const struct device_options *options, const struct plan *plan,
-                 const struct device_limits *limits, struct cuda_region_map regions[CUDA_REGION_COUNT],
-                 struct cuda_buffers *out)
+                 const struct device_limits *limits,
+                 struct cuda_region_map regions[CUDA_REGION_COUNT], struct cuda_buffers *out)
 {
     struct carver c = {.regions = regions};
     struct cuda_stage *stages = out->stages;
@@ -357,7 +379,9 @@ void cuda_layout(const struct device_options *options, const struct plan *plan,
     carve_activations(&c, options, plan, limits, &w, out);
     carve_slots(&c, plan, limits, out);
     for (uint32_t i = 0; i < plan->rope_count; i++) {
-        out->ropes[i] = carve(&c, CUDA_ROPE, (uint64_t)limits->context_tokens * (plan->ropes[i].dim / 2) * ROPE_PAIR_BYTES);
+        out->ropes[i] =
+            carve(&c, CUDA_ROPE,
+                  (uint64_t)limits->context_tokens * (plan->ropes[i].dim / 2) * ROPE_PAIR_BYTES);
         half_max = max_u64(half_max, plan->ropes[i].dim / 2);
     }
     out->inv_freq = carve(&c, CUDA_ROPE, half_max * sizeof(float));

@@ -17,8 +17,8 @@ enum cuda_region {
     CUDA_LOGITS,
     CUDA_ROPE,
     CUDA_SLOTS,
-    CUDA_STEPS,     /* images of steps on the device */
-    CUDA_WORKSPACE, /* of cuBLASLt */
+    CUDA_STEPS,        /* images of steps on the device */
+    CUDA_WORKSPACE,    /* of cuBLASLt */
     CUDA_HOST_STEPS,   /* pinned: images, masks, results */
     CUDA_HOST_STAGING, /* pinned: weights on their way */
     CUDA_HOST_LOGITS,  /* plain memory, touched only by STEP_KEEP_LOGITS */
@@ -32,15 +32,16 @@ struct cuda_region_map {
 enum {
     CUDA_STEPS_MAX = 8,
     CUDA_BUCKETS_MAX = 24,
-    CUDA_SKINNY_ROWS = 16,  /* steps of at most so many rows run the fused products (where the code is for sm_90) */
-    CUDA_SPLITS_MAX = 32,   /* parts of a sequence in decode attention */
+    CUDA_SKINNY_ROWS =
+        16, /* steps of at most so many rows run the fused products (where the code is for sm_90) */
+    CUDA_SPLITS_MAX = 32,          /* parts of a sequence in decode attention */
     CUDA_STAGING_BYTES = 16 << 20, /* one of two */
-    CUDA_TILE_PAIRS = 128,  /* rows of a prefill tile (kernels/attention.h) */
+    CUDA_TILE_PAIRS = 128,         /* rows of a prefill tile (kernels/attention.h) */
     CUDA_REFS = 16,
 };
 
 struct cuda_matrix {
-    char *at;            /* [rows, cols_padded] in the compute type */
+    char *at; /* [rows, cols_padded] in the compute type */
     uint32_t rows, cols, cols_padded;
 };
 
@@ -70,9 +71,11 @@ struct cuda_flight { /* of one step in flight */
 };
 
 struct cuda_buffers {
-    uint32_t rows, outputs, decode_rows; /* capacities: of a step, its logits rows, its one-row segments */
+    uint32_t rows, outputs,
+        decode_rows; /* capacities: of a step, its logits rows, its one-row segments */
     uint32_t bucket_count, buckets[CUDA_BUCKETS_MAX];
-    uint64_t hidden_stride, qkv_stride, attn_stride, glu_stride, ffn_stride, logits_stride; /* elements */
+    uint64_t hidden_stride, qkv_stride, attn_stride, glu_stride, ffn_stride,
+        logits_stride; /* elements */
     uint32_t splits, table_stride, mask_words, seen_stride, chunks;
     uint64_t image_bytes;
     struct cuda_stage *stages; /* caller's, [plan.stage_count] */
@@ -105,12 +108,12 @@ enum status cuda_plan_check(const struct device_options *options, const struct p
 
 /* Sizes all regions and, where they have memory, places everything. out->stages: NULL (measuring) or the caller's array. */
 void cuda_layout(const struct device_options *options, const struct plan *plan,
-                 const struct device_limits *limits, struct cuda_region_map regions[CUDA_REGION_COUNT],
-                 struct cuda_buffers *out);
+                 const struct device_limits *limits,
+                 struct cuda_region_map regions[CUDA_REGION_COUNT], struct cuda_buffers *out);
 
 /* Parts that a step of `rows` decode rows cuts each sequence into at most. */
-uint32_t cuda_decode_splits(const struct device_options *options, const struct device_limits *limits,
-                            uint32_t rows, uint32_t kv_heads);
+uint32_t cuda_decode_splits(const struct device_options *options,
+                            const struct device_limits *limits, uint32_t rows, uint32_t kv_heads);
 
 const char *cuda_region_name(enum cuda_region region);
 bool cuda_region_on_host(enum cuda_region region);

@@ -35,9 +35,15 @@ static const void *pack_copy(struct packer *p, const void *from, uint64_t count,
 
 struct slot_state cuda_slot_state(const struct cuda_device *d)
 {
-    return (struct slot_state){(struct slot_params *)d->b.params, (int32_t *)d->b.banned,
-                               (struct slot_bias *)d->b.biases, (uint16_t *)d->b.seen, d->b.last,
-                               d->limits.slots_max, d->limits.banned_max, d->limits.bias_max, d->b.seen_stride};
+    return (struct slot_state){(struct slot_params *)d->b.params,
+                               (int32_t *)d->b.banned,
+                               (struct slot_bias *)d->b.biases,
+                               (uint16_t *)d->b.seen,
+                               d->b.last,
+                               d->limits.slots_max,
+                               d->limits.banned_max,
+                               d->limits.bias_max,
+                               d->b.seen_stride};
 }
 
 /* --- state changes --- */
@@ -58,7 +64,8 @@ static struct slot_params params_of(const struct step_open *o)
         .want_logprobs = o->want_logprobs,
         .banned_count = o->banned_count,
         .bias_count = o->bias_count,
-        .counts_seen = o->repetition_penalty != 1 || o->frequency_penalty != 0 || o->presence_penalty != 0,
+        .counts_seen =
+            o->repetition_penalty != 1 || o->frequency_penalty != 0 || o->presence_penalty != 0,
         .slot = o->slot,
         .banned_first = o->banned_first,
         .prompt_first = o->prompt_first,
@@ -75,7 +82,8 @@ struct changes {
     uint32_t copy_counts[PLAN_GROUPS_MAX];
 };
 
-static void pack_changes(struct cuda_device *d, const struct step *step, struct packer *p, struct changes *c)
+static void pack_changes(struct cuda_device *d, const struct step *step, struct packer *p,
+                         struct changes *c)
 {
     struct slot_params *opens = pack(p, step->open_count, sizeof *opens, &c->opens);
 
@@ -92,7 +100,8 @@ static void pack_changes(struct cuda_device *d, const struct step *step, struct 
         n = 0;
         for (uint32_t i = 0; i < step->copy_count; i++)
             if (step_copies(step)[i].group == g)
-                copies[n++] = (struct state_copy){step_copies(step)[i].from, step_copies(step)[i].to};
+                copies[n++] =
+                    (struct state_copy){step_copies(step)[i].from, step_copies(step)[i].to};
     }
 }
 
@@ -112,11 +121,13 @@ static int longest_first(const void *a, const void *b)
     int32_t ends[2] = {x->position + x->pair, y->position + y->pair};
 
     if (ends[0] != ends[1]) return ends[0] < ends[1] ? 1 : -1;
-    return x->first_row != y->first_row ? (x->first_row > y->first_row) - (x->first_row < y->first_row)
-                                        : (x->pair > y->pair) - (x->pair < y->pair);
+    return x->first_row != y->first_row
+               ? (x->first_row > y->first_row) - (x->first_row < y->first_row)
+               : (x->pair > y->pair) - (x->pair < y->pair);
 }
 
-static void pack_segments(struct cuda_device *d, const struct step *step, struct packer *p, struct cuda_forward *f)
+static void pack_segments(struct cuda_device *d, const struct step *step, struct packer *p,
+                          struct cuda_forward *f)
 {
     const struct step_segment *segments = step_segments(step);
     uint32_t group = group_size(d), decodes = 0, tiles = 0;
@@ -125,8 +136,10 @@ static void pack_segments(struct cuda_device *d, const struct step *step, struct
     struct prefill_tile *tile;
 
     for (uint32_t i = 0; i < step->segment_count; i++) {
-        if (segments[i].rows == 1) decodes++;
-        else tiles += (segments[i].rows * group + CUDA_TILE_PAIRS - 1) / CUDA_TILE_PAIRS;
+        if (segments[i].rows == 1)
+            decodes++;
+        else
+            tiles += (segments[i].rows * group + CUDA_TILE_PAIRS - 1) / CUDA_TILE_PAIRS;
     }
     f->decode_rows = decodes, f->tile_count = tiles, f->has_chunks = tiles > 0;
     if (!tiles) return;
@@ -142,8 +155,9 @@ static void pack_segments(struct cuda_device *d, const struct step *step, struct
             continue;
         }
         for (uint32_t pair = 0; pair < s->rows * group; pair += CUDA_TILE_PAIRS)
-            tile[tiles++] = (struct prefill_tile){(int32_t)s->first_row, (int32_t)s->rows, (int32_t)s->context_len,
-                                                  (int32_t)s->slot, (int32_t)pair};
+            tile[tiles++] =
+                (struct prefill_tile){(int32_t)s->first_row, (int32_t)s->rows,
+                                      (int32_t)s->context_len, (int32_t)s->slot, (int32_t)pair};
     }
     qsort(tile, tiles, sizeof *tile, longest_first);
 }
@@ -156,14 +170,16 @@ static const void *pack_rows(const struct step *step, struct packer *p)
     for (uint32_t i = 0; i < step->segment_count; i++) {
         const struct step_segment *s = &step_segments(step)[i];
         for (uint32_t r = 0; r < s->rows; r++)
-            rows[s->first_row + r] = (struct state_row){step_tokens(step)[s->first_row + r],
-                                                        (int32_t)(s->context_len + r), (int32_t)s->slot};
+            rows[s->first_row + r] =
+                (struct state_row){step_tokens(step)[s->first_row + r],
+                                   (int32_t)(s->context_len + r), (int32_t)s->slot};
     }
     return on_device;
 }
 
 /* Rows of one slot are drawn in order, one round each: penalties see what was drawn before. */
-static const void *pack_outputs(struct cuda_flight_state *f, const struct step *step, struct packer *p)
+static const void *pack_outputs(struct cuda_flight_state *f, const struct step *step,
+                                struct packer *p)
 {
     const void *rows_at, *samples_at;
     int32_t *rows = pack(p, step->output_count, sizeof *rows, &rows_at);
@@ -194,11 +210,14 @@ static const void *pack_outputs(struct cuda_flight_state *f, const struct step *
 }
 
 /* The smallest bucket that holds the step, or -1: launch by launch. */
-static int bucket_of(const struct cuda_device *d, const struct step *step, const struct cuda_forward *f)
+static int bucket_of(const struct cuda_device *d, const struct step *step,
+                     const struct cuda_forward *f)
 {
     if (d->options.enforce_eager || f->has_chunks || !step->row_count) return -1;
     for (uint32_t i = 0; i < d->b.bucket_count; i++)
-        if (d->b.buckets[i] >= step->row_count && d->b.buckets[i] >= step->output_count && d->graphs[i]) return (int)i;
+        if (d->b.buckets[i] >= step->row_count && d->b.buckets[i] >= step->output_count &&
+            d->graphs[i])
+            return (int)i;
     return -1;
 }
 
@@ -219,7 +238,8 @@ cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struc
 
     nvtxRangePushA("step body");
     pack_changes(d, step, &p, &changes);
-    const void *tables = pack_copy(&p, step_tables(step), step->table_count, sizeof(struct step_table_change));
+    const void *tables =
+        pack_copy(&p, step_tables(step), step->table_count, sizeof(struct step_table_change));
     const void *rows = pack_rows(step, &p);
     const void *out_rows = pack_outputs(flight, step, &p);
     pack_segments(d, step, &p, &f);
@@ -229,7 +249,8 @@ cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struc
         .padded_rows = bucket >= 0 ? d->b.buckets[bucket] : step->row_count,
         .in = rows,
         .outputs = step->output_count,
-        .padded_outputs = bucket >= 0 ? min_u32(d->b.buckets[bucket], d->b.outputs) : step->output_count,
+        .padded_outputs =
+            bucket >= 0 ? min_u32(d->b.buckets[bucket], d->b.outputs) : step->output_count,
         .out_rows_in = out_rows,
         .table_count = step->table_count,
         .tables_in = tables,
@@ -248,13 +269,18 @@ cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struc
     if (!e) e = cudaEventRecord(flight->uploaded, d->upload);
     if (!e) e = cudaStreamWaitEvent(d->ctx.stream, flight->uploaded, 0);
     if (!e) e = cudaEventRecord(flight->begun, d->ctx.stream);
-    if (!e) e = state_open(&d->ctx, &state, changes.opens, step->open_count, changes.ids, changes.biases);
+    if (!e)
+        e = state_open(&d->ctx, &state, changes.opens, step->open_count, changes.ids,
+                       changes.biases);
     for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
-        e = state_copy_blocks(&d->ctx, d->b.groups[g].pool, d->plan->groups[g].layers, d->b.groups[g].blocks,
-                              d->b.groups[g].block_bytes, changes.copies[g], changes.copy_counts[g]);
+        e = state_copy_blocks(&d->ctx, d->b.groups[g].pool, d->plan->groups[g].layers,
+                              d->b.groups[g].blocks, d->b.groups[g].block_bytes, changes.copies[g],
+                              changes.copy_counts[g]);
     if (!e && (step->row_count || step->table_count)) e = state_rows(&d->ctx, &a);
-    if (!e && bucket >= 0) e = cudaGraphLaunch(d->graphs[bucket], d->ctx.stream);
-    else if (!e && step->row_count) e = cuda_forward_run(d, &f);
+    if (!e && bucket >= 0)
+        e = cudaGraphLaunch(d->graphs[bucket], d->ctx.stream);
+    else if (!e && step->row_count)
+        e = cuda_forward_run(d, &f);
     nvtxRangePop();
     return e;
 }
@@ -263,8 +289,9 @@ static cudaError_t send_masks(struct cuda_device *d, uint32_t index, const struc
                               const struct step_masks *masks)
 {
     struct cuda_flight *memory = &d->b.flights[index];
-    struct sample_row *rows = (struct sample_row *)(memory->host_image +
-                                                    ((const char *)d->flights[index].sample_rows - memory->image));
+    struct sample_row *rows =
+        (struct sample_row *)(memory->host_image +
+                              ((const char *)d->flights[index].sample_rows - memory->image));
     uint64_t words = d->b.mask_words;
     uint32_t count = 0;
     cudaError_t e;
@@ -275,10 +302,12 @@ static cudaError_t send_masks(struct cuda_device *d, uint32_t index, const struc
         rows[i].mask = (int32_t)count++;
     }
     if (!count) return cudaSuccess;
-    e = cudaMemcpyAsync(memory->masks, memory->host_masks, count * words * 4, cudaMemcpyHostToDevice, d->ctx.stream);
+    e = cudaMemcpyAsync(memory->masks, memory->host_masks, count * words * 4,
+                        cudaMemcpyHostToDevice, d->ctx.stream);
     if (!e)
-        e = cudaMemcpyAsync((void *)(uintptr_t)d->flights[index].sample_rows, rows, step->output_count * sizeof *rows,
-                            cudaMemcpyHostToDevice, d->ctx.stream);
+        e = cudaMemcpyAsync((void *)(uintptr_t)d->flights[index].sample_rows, rows,
+                            step->output_count * sizeof *rows, cudaMemcpyHostToDevice,
+                            d->ctx.stream);
     return e;
 }
 
@@ -314,8 +343,9 @@ cudaError_t cuda_enqueue_sample(struct cuda_device *d, uint32_t index, const str
         e = sample_rows(&ctx, &a);
     if (!e && (step->flags & STEP_KEEP_LOGITS) && step->output_count)
         e = cudaMemcpy2DAsync(memory->host_logits, d->plan->vocab_rows * sizeof(float), d->b.logits,
-                              d->b.logits_stride * sizeof(float), d->plan->vocab_rows * sizeof(float),
-                              step->output_count, cudaMemcpyDeviceToHost, d->ctx.stream);
+                              d->b.logits_stride * sizeof(float),
+                              d->plan->vocab_rows * sizeof(float), step->output_count,
+                              cudaMemcpyDeviceToHost, d->ctx.stream);
     if (!e) e = cudaEventRecord(f->done, d->ctx.stream);
     nvtxRangePop();
     return e;

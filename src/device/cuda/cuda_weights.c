@@ -67,8 +67,8 @@ struct fill_job {
     char *to;
 };
 
-static void write_row(struct loader *l, const struct plan_weight *w, uint32_t row, uint32_t thread, uint16_t *to,
-                      uint32_t padded)
+static void write_row(struct loader *l, const struct plan_weight *w, uint32_t row, uint32_t thread,
+                      uint16_t *to, uint32_t padded)
 {
     const void *from = (const char *)w->data + row * w->row_stride;
     enum dtype want = l->d->options.compute_dtype;
@@ -108,8 +108,8 @@ static cudaError_t send_matrix(struct loader *l, const struct cuda_matrix *m)
         e = cudaEventSynchronize(l->sent[l->turn]);
         cpu_pool_run(l->pool, fill_rows, &job, rows, 1 + (uint32_t)(65536 / row_bytes));
         if (!e)
-            e = cudaMemcpyAsync(m->at + first * row_bytes, job.to, rows * row_bytes, cudaMemcpyHostToDevice,
-                                l->d->ctx.stream);
+            e = cudaMemcpyAsync(m->at + first * row_bytes, job.to, rows * row_bytes,
+                                cudaMemcpyHostToDevice, l->d->ctx.stream);
         if (!e) e = cudaEventRecord(l->sent[l->turn], l->d->ctx.stream);
         l->turn ^= 1;
     }
@@ -126,11 +126,13 @@ static cudaError_t make_dummy(struct loader *l, const struct cuda_matrix *m, uin
     for (uint32_t r = 0; r < w->rows; r++)
         map[r] = place(&l->parts[part], r);
     if (!e)
-        e = cudaMemcpyAsync(d->b.row_map, map, w->rows * sizeof *map, cudaMemcpyHostToDevice, d->ctx.stream);
+        e = cudaMemcpyAsync(d->b.row_map, map, w->rows * sizeof *map, cudaMemcpyHostToDevice,
+                            d->ctx.stream);
     if (!e) e = cudaEventRecord(l->sent[l->turn], d->ctx.stream);
     l->turn ^= 1;
-    return e ? e : fill_dummy(&d->ctx, m->at, m->cols_padded, w->rows, w->cols, (const uint32_t *)d->b.row_map,
-                              w->dummy_seed);
+    return e ? e
+             : fill_dummy(&d->ctx, m->at, m->cols_padded, w->rows, w->cols,
+                          (const uint32_t *)d->b.row_map, w->dummy_seed);
 }
 
 /* A made-up weight in a stored block format is made on the host, as the CPU device has it. */
@@ -147,10 +149,12 @@ static enum status load_matrix(struct loader *l, const struct cuda_matrix *m, st
     for (uint32_t i = 0; i < l->part_count; i++) {
         const struct plan_weight *w = l->parts[i].weight;
         if (!dtype_info(w->dtype)->has_values)
-            return error_set(err, STATUS_UNSUPPORTED, "%s is stored as %s, which this build cannot decode", w->name,
+            return error_set(err, STATUS_UNSUPPORTED,
+                             "%s is stored as %s, which this build cannot decode", w->name,
                              dtype_info(w->dtype)->name);
         if (!w->data && !made_on_device(w))
-            return error_set(err, STATUS_UNSUPPORTED, "made-up weights on the CUDA device are of a float type; %s is %s",
+            return error_set(err, STATUS_UNSUPPORTED,
+                             "made-up weights on the CUDA device are of a float type; %s is %s",
                              w->name, dtype_info(w->dtype)->name);
         l->converted |= w->dtype != l->d->options.compute_dtype;
         from_host |= w->data != NULL;
@@ -163,24 +167,29 @@ static enum status load_matrix(struct loader *l, const struct cuda_matrix *m, st
         for (uint32_t i = 0; !e && i < l->part_count; i++)
             e = make_dummy(l, m, i);
     }
-    if (e) return error_set(err, STATUS_DEVICE, "loading %s: %s", l->parts[0].weight->name, cudaGetErrorString(e));
+    if (e)
+        return error_set(err, STATUS_DEVICE, "loading %s: %s", l->parts[0].weight->name,
+                         cudaGetErrorString(e));
     for (uint32_t i = 0; i < l->part_count; i++) {
         const struct plan_weight *w = l->parts[i].weight;
         uint64_t row = dtype_row_bytes(w->dtype, w->cols);
         if (w->data && w->mapped && w->row_stride == row) file_map_drop(w->data, row * w->rows);
     }
     l->done_bytes += (uint64_t)m->rows * m->cols_padded * 2;
-    if (l->d->options.progress) l->d->options.progress(l->d->options.progress_ctx, l->done_bytes, l->total_bytes);
+    if (l->d->options.progress)
+        l->d->options.progress(l->d->options.progress_ctx, l->done_bytes, l->total_bytes);
     return STATUS_OK;
 }
 
 /* --- vectors --- */
 
 /* Values of `w` to the places of `part` in a float vector on the device; offset is added (gains stored minus one). */
-static enum status load_vector(struct loader *l, const struct plan_weight *w, const struct part *part, float offset,
-                               float *to, uint32_t length, struct error *err)
+static enum status load_vector(struct loader *l, const struct plan_weight *w,
+                               const struct part *part, float offset, float *to, uint32_t length,
+                               struct error *err)
 {
-    float *values = calloc(length + w->cols + 1, sizeof *values), *placed = values ? values + w->cols : NULL;
+    float *values = calloc(length + w->cols + 1, sizeof *values),
+          *placed = values ? values + w->cols : NULL;
     void *made = malloc((size_t)w->cols * 4 + 64);
     cudaError_t e = cudaSuccess;
 
@@ -191,25 +200,29 @@ static enum status load_vector(struct loader *l, const struct plan_weight *w, co
     if (!w->data) dummy_weight_row(w, 0, made);
     quant_row_to_f32(w->dtype, w->data ? w->data : made, w->cols, values);
     e = cudaStreamSynchronize(l->d->ctx.stream);
-    if (!e) e = cudaMemcpy(placed, to, length * sizeof *to, cudaMemcpyDeviceToHost); /* other parts are there */
+    if (!e)
+        e = cudaMemcpy(placed, to, length * sizeof *to,
+                       cudaMemcpyDeviceToHost); /* other parts are there */
     for (uint32_t i = 0; i < w->cols; i++)
         placed[place(part, i)] = values[i] + offset;
     if (!e) e = cudaMemcpy(to, placed, length * sizeof *to, cudaMemcpyHostToDevice);
     free(values), free(made);
-    return e ? error_set(err, STATUS_DEVICE, "loading %s: %s", w->name, cudaGetErrorString(e)) : STATUS_OK;
+    return e ? error_set(err, STATUS_DEVICE, "loading %s: %s", w->name, cudaGetErrorString(e))
+             : STATUS_OK;
 }
 
-static enum status load_gain(struct loader *l, const struct plan_norm *norm, float *to, const struct part *like,
-                             struct error *err)
+static enum status load_gain(struct loader *l, const struct plan_norm *norm, float *to,
+                             const struct part *like, struct error *err)
 {
     struct part part = like ? *like : (struct part){.placing = PLACE_IN_ORDER};
 
     part.first = 0;
-    return to ? load_vector(l, &norm->gain, &part, norm->gain_offset, to, norm->gain.cols, err) : STATUS_OK;
+    return to ? load_vector(l, &norm->gain, &part, norm->gain_offset, to, norm->gain.cols, err)
+              : STATUS_OK;
 }
 
-static enum status load_bias(struct loader *l, const struct plan_weight *w, uint32_t part, float *to, uint32_t rows,
-                             struct error *err)
+static enum status load_bias(struct loader *l, const struct plan_weight *w, uint32_t part,
+                             float *to, uint32_t rows, struct error *err)
 {
     return w->rows ? load_vector(l, w, &l->parts[part], 0, to, rows, err) : STATUS_OK;
 }
@@ -236,8 +249,12 @@ static void set_parts(struct loader *l, const struct stage *s)
         l->parts[1] = (struct part){&s->ffn_in.up, PLACE_EVERY_SECOND, 1, 0, 0};
         l->part_count = 2;
         break;
-    case STAGE_ATTN_OUT: l->parts[0] = (struct part){&s->attn_out.weight, PLACE_IN_ORDER, 0, 0, 0}; break;
-    case STAGE_FFN_OUT: l->parts[0] = (struct part){&s->ffn_out.weight, PLACE_IN_ORDER, 0, 0, 0}; break;
+    case STAGE_ATTN_OUT:
+        l->parts[0] = (struct part){&s->attn_out.weight, PLACE_IN_ORDER, 0, 0, 0};
+        break;
+    case STAGE_FFN_OUT:
+        l->parts[0] = (struct part){&s->ffn_out.weight, PLACE_IN_ORDER, 0, 0, 0};
+        break;
     case STAGE_HEAD: l->parts[0] = (struct part){&s->head.weight, PLACE_IN_ORDER, 0, 0, 0}; break;
     default: l->part_count = 0;
     }
@@ -329,7 +346,8 @@ enum status cuda_load_weights(struct cuda_device *d, struct error *err)
     cudaError_t e = cudaDeviceSynchronize();
     if (!st && e) st = error_set(err, STATUS_DEVICE, "loading weights: %s", cudaGetErrorString(e));
     if (!st && l.converted)
-        log_info("weights converted", "stored types that the CUDA device does not compute in were rounded to %s at load",
+        log_info("weights converted",
+                 "stored types that the CUDA device does not compute in were rounded to %s at load",
                  dtype_info(d->options.compute_dtype)->name);
     for (int i = 0; i < 2; i++)
         if (l.sent[i]) cudaEventDestroy(l.sent[i]);
