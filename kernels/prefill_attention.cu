@@ -1,9 +1,9 @@
 /* prefill_attention.cu - a chunk of rows against the paged KV of its sequence, on tensor cores (attention.h).
  *
  * Way      The (token, head) pairs of one KV head's group are the rows of a 128-row tile, so that a short chunk still fills
- *          it. 4 warps of 32 rows: a fragment of K or V from shared memory feeds two products. K and V in tiles of 64
- *          tokens, two in shared memory, filled by cp.async; Q stays there too; online softmax in registers. Two blocks
- *          an SM, so that one's softmax runs under the other's products. V is interleaved by eight tokens (kv_layout.h): ldmatrix without transpose.
+ *          it. 4 warps of 32 rows: a fragment of K or V from shared memory feeds two products (with 16 rows a warp, shared memory
+ *          is what bounds: 75 % busy). K and V in tiles of 64 tokens, two in shared memory, filled by cp.async; Q stays
+ *          there too; online softmax in registers. Two blocks an SM, so that one's softmax runs under the other's products. V is interleaved by eight tokens (kv_layout.h): ldmatrix without transpose.
  * Launch   grid (kv heads, tiles): all heads of the longest tile first. 128 threads, sm_80 and up. Tiles above the diagonal are never visited.
  * Floor    4*heads*D*(pairs of row and token) flop at the mma.sync rate (628 TFLOP/s measured on an H200).
  * Source   FlashAttention-2, arXiv 2307.08691. */
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                    const struct prefill_tile *tiles)
 {
     using S = tile_shape<D>;
-    constexpr int HALF = TOKENS / 2, KS = D / 16, NT = HALF / 8, DN = D / 8;
+    constexpr int KS = D / 16, NT = TOKENS / 8, DN = D / 8;
     extern __shared__ __align__(128) unsigned char shared[];
     T *const qs = (T *)shared, *const sm = qs + S::Q_ELEMENTS;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, r = lane >> 2, q = lane & 3;
@@ -102,14 +102,11 @@ __global__ void __launch_bounds__(THREADS, 2)
         *(uint4 *)(qs + i * S::K_STRIDE + piece * 8) = v;
     }
 
-    int row_pos[MT][2];
-#pragma unroll
-    for (int t = 0; t < MT; t++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int pair = tile.pair + warp * MT * 16 + t * 16 + r + i * 8;
-            row_pos[t][i] = pair < pairs ? tile.position + pair / group : pos_last;
-        }
+    /* Position of row i * 8 + r of tile t; a division, and only needed at the edges. */
+    const auto position_of = [&](int t, int i) {
+        const int pair = tile.pair + warp * MT * 16 + t * 16 + r + i * 8;
+        return pair < pairs ? tile.position + pair / group : pos_last;
+    };
     const float to_log2 = a.softcap > 0.f ? 1.f : a.scale * LOG2E;
     float o[MT][DN][4], m[MT][2], l[MT][2];
 #pragma unroll
@@ -120,6 +117,10 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int i = 0; i < DN; i++)
             o[t][i][0] = o[t][i][1] = o[t][i][2] = o[t][i][3] = 0.f;
     }
+    const uint32_t k_at = smem_addr(sm + ((lane >> 4) * 8 + (lane & 7)) * S::K_STRIDE +
+                                    ((lane >> 3) & 1) * 8),
+                   v_at = smem_addr(sm + S::K_ELEMENTS +
+                                    (((lane >> 3) & 1) * D + (lane >> 4) * 8 + (lane & 7)) * 8);
     const uint32_t q_at =
         smem_addr(qs + (warp * MT * 16 + (lane & 15)) * S::K_STRIDE + (lane >> 4) * 8);
 
@@ -136,15 +137,17 @@ __global__ void __launch_bounds__(THREADS, 2)
             __syncthreads();
         }
 
-        /* in halves: scores of 32 tokens leave registers for operands on their way */
-#pragma unroll 1
-        for (int half = 0; half < TOKENS / HALF; half++) {
+        {
+            const int first = j * TOKENS;
             float s[MT][NT][4];
 #pragma unroll
             for (int t = 0; t < MT; t++)
 #pragma unroll
                 for (int n = 0; n < NT; n++)
                     s[t][n][0] = s[t][n][1] = s[t][n][2] = s[t][n][3] = 0.f;
+            const uint32_t buffer = ((j - j_first) & 1) * S::STAGE * 2; /* bytes */
+            uint32_t B[2][4]; /* a fragment in use, and the next on its way */
+            ldmatrix_x4(B[0], k_at + buffer);
 #pragma unroll
             for (int ks = 0; ks < KS; ks++) {
                 uint32_t Q[MT][4];
@@ -153,22 +156,23 @@ __global__ void __launch_bounds__(THREADS, 2)
                     ldmatrix_x4(Q[t], q_at + (t * 16 * S::K_STRIDE + ks * 16) * 2);
 #pragma unroll
                 for (int n = 0; n < NT; n += 2) {
-                    uint32_t b[4];
-                    ldmatrix_x4(b, smem_addr(k +
-                                             (half * HALF + n * 8 + (lane >> 4) * 8 + (lane & 7)) *
-                                                 S::K_STRIDE +
-                                             ks * 16 + ((lane >> 3) & 1) * 8));
+                    const int at = ks * (NT / 2) + n / 2, next = at + 1;
+                    if (next < KS * NT / 2)
+                        ldmatrix_x4(
+                            B[next & 1],
+                            k_at + buffer +
+                                (next % (NT / 2) * 16 * S::K_STRIDE + next / (NT / 2) * 16) * 2);
 #pragma unroll
                     for (int t = 0; t < MT; t++) {
-                        mma_16816<T>(s[t][n], Q[t][0], Q[t][1], Q[t][2], Q[t][3], b[0], b[1]);
-                        mma_16816<T>(s[t][n + 1], Q[t][0], Q[t][1], Q[t][2], Q[t][3], b[2], b[3]);
+                        mma_16816<T>(s[t][n], Q[t][0], Q[t][1], Q[t][2], Q[t][3], B[at & 1][0],
+                                     B[at & 1][1]);
+                        mma_16816<T>(s[t][n + 1], Q[t][0], Q[t][1], Q[t][2], Q[t][3], B[at & 1][2],
+                                     B[at & 1][3]);
                     }
                 }
             }
-            const int first = j * TOKENS + half * HALF;
-            if (first > pos_last) break;
             const bool edge =
-                first + HALF - 1 > pos_first || (a.window && first + (int)a.window <= pos_last);
+                first + TOKENS - 1 > pos_first || (a.window && first + (int)a.window <= pos_last);
 #pragma unroll
             for (int t = 0; t < MT; t++) {
                 if (a.softcap > 0.f) {
@@ -180,12 +184,13 @@ __global__ void __launch_bounds__(THREADS, 2)
                                 a.softcap * LOG2E * tanhf(s[t][n][e] * a.scale / a.softcap);
                 }
                 if (edge) {
+                    const int pos0 = position_of(t, 0), pos1 = position_of(t, 1);
 #pragma unroll
                     for (int n = 0; n < NT; n++)
 #pragma unroll
                         for (int e = 0; e < 4; e++) {
                             const int token = first + n * 8 + 2 * q + (e & 1),
-                                      pos = row_pos[t][e >> 1];
+                                      pos = e < 2 ? pos0 : pos1;
                             if (token > pos || (a.window && token + (int)a.window <= pos))
                                 s[t][n][e] = MASKED;
                         }
@@ -216,8 +221,9 @@ __global__ void __launch_bounds__(THREADS, 2)
                     }
                 }
             }
+            ldmatrix_x4(B[0], v_at + buffer);
 #pragma unroll
-            for (int ks = 0; ks < HALF / 16; ks++) {
+            for (int ks = 0; ks < TOKENS / 16; ks++) {
                 uint32_t A[MT][4];
 #pragma unroll
                 for (int t = 0; t < MT; t++) {
@@ -228,15 +234,17 @@ __global__ void __launch_bounds__(THREADS, 2)
                 }
 #pragma unroll
                 for (int d = 0; d < DN; d += 2) {
-                    uint32_t b[4];
-                    ldmatrix_x4(b,
-                                smem_addr(v + ((half * HALF / 8 + ks * 2 + ((lane >> 3) & 1)) * D +
-                                               d * 8 + (lane >> 4) * 8 + (lane & 7)) *
-                                                  8));
+                    const int at = ks * (DN / 2) + d / 2, next = at + 1;
+                    if (next < TOKENS / 16 * DN / 2)
+                        ldmatrix_x4(B[next & 1],
+                                    v_at + buffer +
+                                        (next / (DN / 2) * 2 * D + next % (DN / 2) * 16) * 16);
 #pragma unroll
                     for (int t = 0; t < MT; t++) {
-                        mma_16816<T>(o[t][d], A[t][0], A[t][1], A[t][2], A[t][3], b[0], b[1]);
-                        mma_16816<T>(o[t][d + 1], A[t][0], A[t][1], A[t][2], A[t][3], b[2], b[3]);
+                        mma_16816<T>(o[t][d], A[t][0], A[t][1], A[t][2], A[t][3], B[at & 1][0],
+                                     B[at & 1][1]);
+                        mma_16816<T>(o[t][d + 1], A[t][0], A[t][1], A[t][2], A[t][3], B[at & 1][2],
+                                     B[at & 1][3]);
                     }
                 }
             }
