@@ -12,6 +12,8 @@
 
 #include "model_harness.h"
 
+enum { TOGETHER = 4, TOKENS_MAX = 4096 };
+
 static const char *model_path(void)
 {
     static char path[4096];
@@ -50,6 +52,7 @@ static uint32_t read_tokens(const json_t *array, int32_t *out)
     size_t i;
     json_t *v;
 
+    EXPECT_TRUE(json_array_size(array) <= TOKENS_MAX / 2);
     json_array_foreach(array, i, v) out[i] = (int32_t)json_integer_value(v);
     return (uint32_t)json_array_size(array);
 }
@@ -73,8 +76,6 @@ static uint32_t argmax(const float *row, uint32_t n)
         if (row[i] > row[best]) best = i;
     return best;
 }
-
-enum { TOGETHER = 4, TOKENS_MAX = 1024 };
 
 struct prompt {
     const json_t *item;
@@ -158,7 +159,7 @@ TEST(a_free_running_text_is_the_references_until_a_close_call)
                                       .logits_max = 80};
     const char *path = model_path();
     struct harness h;
-    int32_t prompt[1024], want[256], got[256];
+    int32_t prompt[TOKENS_MAX], want[TOKENS_MAX], got[256];
 
     if (!path) return;
     json_t *root = read_xz("smollm2/greedy.json.xz");
