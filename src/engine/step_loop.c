@@ -273,7 +273,16 @@ static void publish(struct engine *e)
     PUBLISH(step_rows_sum);
     PUBLISH(step_ns_sum);
     PUBLISH(host_ns_sum);
-    atomic_store_explicit(&e->published.seqs_running, counts.running, memory_order_relaxed);
+    e->totals.preemptions = counts.preemptions;
+    e->totals.recomputed_tokens = counts.recomputed_tokens;
+    e->totals.prefix_blocks = counts.prefix_entries;
+    e->totals.prefix_evictions = counts.prefix_evictions;
+    PUBLISH(preemptions);
+    PUBLISH(recomputed_tokens);
+    PUBLISH(prefix_blocks);
+    PUBLISH(prefix_evictions);
+    atomic_store_explicit(&e->published.seqs_running, counts.running + counts.leaving,
+                          memory_order_relaxed);
     atomic_store_explicit(&e->published.seqs_waiting, counts.waiting, memory_order_relaxed);
     atomic_store_explicit(&e->published.seqs_blocked, counts.blocked, memory_order_relaxed);
     atomic_store_explicit(&e->published.kv_blocks_used, counts.kv_blocks_used,

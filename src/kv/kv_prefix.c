@@ -39,6 +39,11 @@ struct kv_chain kv_chain_start(uint64_t salt)
     return (struct kv_chain){salt, true};
 }
 
+struct kv_chain kv_chain_after(uint64_t serial)
+{
+    return (struct kv_chain){serial, false};
+}
+
 static uint32_t bucket_of(const struct kv_prefix *p, struct kv_chain chain, const int32_t *tokens)
 {
     uint64_t h = hash_bytes(tokens, p->span * sizeof *tokens, p->secret);

@@ -36,6 +36,8 @@ struct kv_chain {
     bool start;
 };
 struct kv_chain kv_chain_start(uint64_t salt);
+/* Behind an entry of which the serial is known. */
+struct kv_chain kv_chain_after(uint64_t serial);
 
 /* The entry of the span with these tokens at `chain`, moving chain on; KV_PREFIX_NONE: there is none, chain is left. */
 uint32_t kv_prefix_find(const struct kv_prefix *prefix, struct kv_chain *chain,

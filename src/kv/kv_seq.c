@@ -85,6 +85,28 @@ void kv_seq_grow(struct kv_seq *seq, struct kv_space *space, uint32_t tokens)
     }
 }
 
+enum status kv_seq_extend(struct kv_seq *seq, struct kv_space *space, uint32_t tokens)
+{
+    uint32_t more[KV_GROUPS_MAX];
+
+    for (uint32_t g = 0; g < space->group_count; g++) {
+        const struct kv_table *table = &seq->tables[g];
+        uint32_t blocks = kv_space_blocks(space, g, tokens), has = table->count + table->promised;
+
+        more[g] = blocks > has ? blocks - has : 0;
+        if (more[g] > kv_pool_available_count(space->pools[g])) return STATUS_EXHAUSTED;
+    }
+    for (uint32_t g = 0; g < space->group_count; g++) {
+        enum status st = kv_pool_promise(space->pools[g], more[g]);
+
+        assert(st == STATUS_OK); /* available just now */
+        (void)st;
+        seq->tables[g].promised += more[g];
+    }
+    kv_seq_grow(seq, space, tokens);
+    return STATUS_OK;
+}
+
 void kv_seq_drop(struct kv_seq *seq, struct kv_space *space)
 {
     uint32_t first_count = seq->tables[0].count;

@@ -50,6 +50,8 @@ struct kv_seq {
 enum status kv_seq_promise(struct kv_seq *seq, struct kv_space *space, uint32_t tokens);
 /* Takes blocks until `tokens` have a place in every group. Within the promise it cannot fail. */
 void kv_seq_grow(struct kv_seq *seq, struct kv_space *space, uint32_t tokens);
+/* The same beyond the promise, where the pools have blocks that are not promised. Errors: STATUS_EXHAUSTED: nothing was taken. */
+enum status kv_seq_extend(struct kv_seq *seq, struct kv_space *space, uint32_t tokens);
 /* Gives everything back, promise included; idempotent. The steps that use the blocks must be done. */
 void kv_seq_drop(struct kv_seq *seq, struct kv_space *space);
 /* Blocks held in all groups. */

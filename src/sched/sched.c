@@ -17,14 +17,19 @@ struct sequence *sched_link_seq(const struct seq_link *link)
     return (struct sequence *)((char *)(uintptr_t)link - offsetof(struct sequence, link));
 }
 
+void sched_unlink(struct sched *sched, struct sequence *seq)
+{
+    seq->link.prev->next = seq->link.next;
+    seq->link.next->prev = seq->link.prev;
+    sched->counts[seq->state]--;
+}
+
 /* To the end of the list of `state`. */
 void sched_move(struct sched *sched, struct sequence *seq, enum seq_state state)
 {
     struct seq_link *link = &seq->link, *head = &sched->lists[state];
 
-    link->prev->next = link->next;
-    link->next->prev = link->prev;
-    sched->counts[seq->state]--;
+    sched_unlink(sched, seq);
     link->prev = head->prev;
     link->next = head;
     head->prev->next = link;
@@ -136,6 +141,7 @@ void sched_end(struct sched *sched, struct sequence *seq)
     case SEQ_WAITING: sched_move(sched, seq, SEQ_GONE); break;
     case SEQ_RUNNING:
     case SEQ_BLOCKED:
+    case SEQ_LEAVING:
         admission_retract(sched, seq);
         sched_move(sched, seq, SEQ_ENDING);
         if (seq->last_seq_no <= sched->done_seq_no) admission_release(sched, seq);
@@ -151,23 +157,28 @@ struct sequence *sched_reap(struct sched *sched)
     struct seq_link *first = sched->lists[SEQ_GONE].next;
 
     if (first == &sched->lists[SEQ_GONE]) return NULL;
-    first->prev->next = first->next;
-    first->next->prev = first->prev;
-    sched->counts[SEQ_GONE]--;
+    sched_unlink(sched, sched_link_seq(first));
     return sched_link_seq(first);
+}
+
+/* Those of a list whose steps are done give back slot and blocks. */
+static void release_done(struct sched *sched, enum seq_state state)
+{
+    struct seq_link *head = &sched->lists[state], *next;
+
+    for (struct seq_link *link = head->next; link != head; link = next) {
+        next = link->next;
+        if (sched_link_seq(link)->last_seq_no <= sched->done_seq_no)
+            admission_release(sched, sched_link_seq(link));
+    }
 }
 
 void sched_step_done(struct sched *sched, uint64_t seq_no)
 {
-    struct seq_link *head = &sched->lists[SEQ_ENDING], *next;
-
     assert(seq_no >= sched->done_seq_no);
     sched->done_seq_no = seq_no;
-    for (struct seq_link *link = head->next; link != head; link = next) {
-        next = link->next;
-        if (sched_link_seq(link)->last_seq_no <= seq_no)
-            admission_release(sched, sched_link_seq(link));
-    }
+    release_done(sched, SEQ_ENDING);
+    release_done(sched, SEQ_LEAVING);
 }
 
 /* --- planning ------------------------------------------------------------------------------------------------- */
@@ -179,6 +190,7 @@ struct planning {
     uint64_t seq_no;
     int64_t now_ns;
     uint32_t rows_left, logits_left;
+    bool preempted; /* somebody gave up blocks for this step */
 };
 
 /* Whether one more sample may be planned. Without credit the sequence is blocked. */
@@ -269,7 +281,8 @@ static void put_tables(struct planning *p, struct sequence *seq, uint32_t tokens
 {
     struct sched *sched = p->sched;
 
-    kv_seq_grow(&seq->kv, &sched->kv, tokens);
+    kv_seq_grow(&seq->kv, &sched->kv,
+                tokens); /* put_sequence has seen to it that there are enough */
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         struct kv_table *table = &seq->kv.tables[g];
 
@@ -330,7 +343,12 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     }
 }
 
-enum put { PUT_DONE, PUT_SKIPPED, PUT_NO_ROOM };
+enum put {
+    PUT_DONE,
+    PUT_SKIPPED,
+    PUT_NO_ROOM,
+    PUT_PREEMPTED, /* some sequence has left its list: begin again */
+};
 
 static enum put put_sequence(struct planning *p, struct sequence *seq)
 {
@@ -338,6 +356,10 @@ static enum put put_sequence(struct planning *p, struct sequence *seq)
 
     if (rows == 0 || !arrays_have_room(p, seq, seq->computed + rows)) return PUT_NO_ROOM;
     if (seq->max_new && rows == sequence_rows_left(seq) && !has_credit(p, seq)) return PUT_SKIPPED;
+    if (kv_seq_extend(&seq->kv, &p->sched->kv, seq->computed + rows)) {
+        p->preempted = true;
+        return preempt_for(p->sched, seq) ? PUT_PREEMPTED : PUT_SKIPPED;
+    }
     put_segment(p, seq, rows);
     return PUT_DONE;
 }
@@ -361,10 +383,11 @@ static void plan_decodes(struct planning *p)
         struct sequence *seq = sched_link_seq(link);
 
         next = link->next;
-        if (sequence_rows_left(seq) != 1) continue;
-        if (put_sequence(p, seq) == PUT_NO_ROOM) {
-            rotate_to(head, link);
-            return;
+        if (seq->last_seq_no == p->seq_no || sequence_rows_left(seq) != 1) continue;
+        switch (put_sequence(p, seq)) {
+        case PUT_NO_ROOM: rotate_to(head, link); return;
+        case PUT_PREEMPTED: next = head->next; break;
+        default: break;
         }
     }
 }
@@ -378,12 +401,16 @@ static void plan_chunks(struct planning *p)
 
         next = link->next;
         if (seq->last_seq_no == p->seq_no || sequence_rows_left(seq) == 0) continue;
-        if (put_sequence(p, seq) == PUT_NO_ROOM) return;
+        switch (put_sequence(p, seq)) {
+        case PUT_NO_ROOM: return;
+        case PUT_PREEMPTED: next = head->next; break;
+        default: break;
+        }
     }
 }
 
 /* Whether the step could carry the first rows of a sequence that is not admitted yet. */
-static bool first_chunk_fits(const struct planning *p, const struct sequence *seq)
+static bool first_chunk_fits(const struct planning *p, struct sequence *seq)
 {
     const struct sched *sched = p->sched;
     struct sequence as_if = *seq;
@@ -400,9 +427,12 @@ static void plan_admissions(struct planning *p)
 {
     struct sequence *seq;
 
+    if (p->preempted) return; /* blocks were short just now */
     while (p->rows_left && (seq = admission_candidate(p->sched))) {
         if (!first_chunk_fits(p, seq) || !admission_admit(p->sched, seq)) return;
-        if (put_sequence(p, seq) == PUT_NO_ROOM) return;
+        enum put put = put_sequence(p, seq);
+        assert(put != PUT_PREEMPTED); /* its first rows were promised */
+        if (put == PUT_NO_ROOM) return;
     }
 }
 
@@ -438,6 +468,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     };
 
     assert(seq_no > sched->done_seq_no);
+    sched->now_ns = now_ns;
     step_clear(step, seq_no);
     out->seq_no = seq_no;
     out->entry_count = out->row_count = 0;
@@ -465,7 +496,10 @@ struct sched_counts sched_counts(const struct sched *sched)
         .waiting = sched->counts[SEQ_WAITING],
         .running = sched->counts[SEQ_RUNNING],
         .blocked = sched->counts[SEQ_BLOCKED],
+        .leaving = sched->counts[SEQ_LEAVING],
         .ending = sched->counts[SEQ_ENDING],
+        .preemptions = sched->preemptions,
+        .recomputed_tokens = sched->recomputed_tokens,
     };
 
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
@@ -485,7 +519,7 @@ static uint32_t check_list(const struct sched *sched, enum seq_state state, uint
                            uint32_t *promised)
 {
     const struct seq_link *head = &sched->lists[state];
-    bool holds = state == SEQ_RUNNING || state == SEQ_BLOCKED || state == SEQ_ENDING;
+    bool holds = state >= SEQ_RUNNING && state <= SEQ_ENDING;
     uint32_t count = 0;
 
     for (const struct seq_link *link = head->next; link != head; link = link->next) {

@@ -1,15 +1,61 @@
-/* pretokenize_regex.c - pre-tokenizers that are not built in, as a chain of PCRE2 patterns; and which are.
+/* pretokenize_regex.c - pre-tokenizers that are not built in, as a chain of PCRE2 patterns; and
+ * which are.
  *
- * Each stage cuts the pieces of the one before. A piece is a text of its own to the patterns: lookaheads end
- * where it ends. */
+ * Each stage cuts the pieces of the one before. A piece is a text of its own to the patterns:
+ * lookaheads end where it ends. */
 #include <stdlib.h>
 #include <string.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include "base/buf.h"
 #include "text/pretokenize.h"
 #include "text/unicode_class.h"
+
+#define SPACES \
+    "\\t-\\r " \
+    "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+
+/* Writes \s and \S as the reference reads them: to PCRE2 U+180E is a space too. A \S inside [...]
+ * stays. */
+static void spell_out_spaces(struct slice pattern, struct buf *out)
+{
+    bool in_class = false;
+
+    for (size_t i = 0; i < pattern.len; i++) {
+        char c = pattern.ptr[i], next = i + 1 < pattern.len ? pattern.ptr[i + 1] : 0;
+        if (c == '\\' && (next == 's' || (next == 'S' && !in_class))) {
+            buf_append_str(out, in_class ? SPACES : next == 's' ? "[" SPACES "]" : "[^" SPACES "]");
+            i++;
+        } else if (c == '\\' && next) {
+            buf_append(out, pattern.ptr + i++, 2);
+        } else {
+            if (c == '[') in_class = true;
+            if (c == ']') in_class = false;
+            buf_append_char(out, c);
+        }
+    }
+}
+
+static pcre2_code_8 *compile(struct slice pattern, uint32_t options, int *code)
+{
+    struct buf spelled;
+    PCRE2_SIZE at;
+
+    buf_init(&spelled, 0);
+    if (options & PCRE2_LITERAL)
+        buf_append_slice(&spelled, pattern);
+    else
+        spell_out_spaces(pattern, &spelled);
+    *code = PCRE2_ERROR_NOMEMORY;
+    pcre2_code_8 *compiled = buf_status(&spelled)
+                                 ? NULL
+                                 : pcre2_compile_8((PCRE2_SPTR8)buf_cstr(&spelled), spelled.len,
+                                                   options, code, &at, NULL);
+    buf_fini(&spelled);
+    return compiled;
+}
 
 enum status pretok_add_stage(struct pretok *pretok, struct slice pattern, bool literal,
                              enum pretok_behavior behavior, bool invert, struct error *err)
@@ -18,7 +64,6 @@ enum status pretok_add_stage(struct pretok *pretok, struct slice pattern, bool l
     const uint32_t options =
         literal ? PCRE2_UTF | PCRE2_LITERAL : PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE;
     PCRE2_UCHAR8 words[120];
-    PCRE2_SIZE at;
     int code;
 
     if (pretok->stage_count == PRETOK_STAGES_MAX)
@@ -29,8 +74,7 @@ enum status pretok_add_stage(struct pretok *pretok, struct slice pattern, bool l
         pretok->stages[pretok->stage_count++] = (struct pretok_stage){NULL, behavior, invert};
         return STATUS_OK;
     }
-    pcre2_code_8 *compiled =
-        pcre2_compile_8((PCRE2_SPTR8)pattern.ptr, pattern.len, options, &code, &at, NULL);
+    pcre2_code_8 *compiled = compile(pattern, options, &code);
     if (!compiled) {
         pcre2_get_error_message_8(code, words, sizeof words);
         return error_set(err, STATUS_UNSUPPORTED,
@@ -203,8 +247,6 @@ enum status pretok_split(const struct pretok *pretok, const uint8_t *text, size_
 
 /* --- which one it is --- */
 
-#define GPT2_PATTERN \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 #define LLAMA_PATTERN(digits)                                                  \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -219,10 +261,10 @@ static const struct {
     uint32_t count;
     const char *patterns[5];
 } known[] = {
-    {PRETOK_GPT2, 1, {GPT2_PATTERN}},
+    {PRETOK_GPT2, 1, {PRETOK_GPT2_PATTERN}},
     {PRETOK_LLAMA3, 1, {LLAMA_PATTERN("{1,3}")}},
     {PRETOK_QWEN2, 1, {LLAMA_PATTERN("")}},
-    {PRETOK_SMOLLM, 2, {"\\p{N}", GPT2_PATTERN}},
+    {PRETOK_SMOLLM, 2, {"\\p{N}", PRETOK_GPT2_PATTERN}},
     {PRETOK_DEEPSEEK_V3, 3, {"\\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", V3_PATTERN}},
     {PRETOK_DEEPSEEK_CODER, 5, {"[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", CODER_CJK, "\\p{N}"}},
 };

@@ -1,9 +1,9 @@
 /* pretokenize_tiles.c - the known pre-tokenizers as matchers written by hand.
  *
- * Each function returns the end of the word at p and looks at most one run of equal characters ahead, so
- * that a text is walked in linear time. Where a model isolates something first (digits, CJK) and matches
- * inside the pieces that remain, the isolated characters are an `end` to the later pattern: the lookahead
- * (?!\S) holds in front of them as it does at the end of the text. */
+ * Each function returns the end of the word at p and looks at most one run of equal characters
+ * ahead, so that a text is walked in linear time. Where a model isolates something first (digits,
+ * CJK) and matches inside the pieces that remain, the isolated characters are an `end` to the later
+ * pattern: the lookahead (?!\S) holds in front of them as it does at the end of the text. */
 #include "text/pretokenize.h"
 #include "text/unicode_class.h"
 
@@ -41,8 +41,8 @@ static uint8_t lower(uint8_t c)
     return c >= 'A' && c <= 'Z' ? (uint8_t)(c | 0x20) : c;
 }
 
-/* Length of 's 't 're 've 'm 'll 'd at p, which is an apostrophe; 0 when it is none of them. In any case
- * of letters, U+017F (long s) is an s too. */
+/* Length of 's 't 're 've 'm 'll 'd at p, which is an apostrophe; 0 when it is none of them. In any
+ * case of letters, U+017F (long s) is an s too. */
 static unsigned contraction(const uint8_t *p, const uint8_t *end, bool any_case)
 {
     size_t left = (size_t)(end - p);
@@ -56,8 +56,8 @@ static unsigned contraction(const uint8_t *p, const uint8_t *end, bool any_case)
     return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-/* `\s+(?!\S)|\s+` on the run of spaces [p, q): all of it at an end, else all but its last character, else
- * that one. */
+/* `\s+(?!\S)|\s+` on the run of spaces [p, q): all of it at an end, else all but its last
+ * character, else that one. */
 static const uint8_t *spaces_before(const uint8_t *p, const uint8_t *q, bool at_end)
 {
     const uint8_t *last = utf8_before(q);
@@ -85,7 +85,8 @@ static const uint8_t *gpt2(const uint8_t *p, const uint8_t *end)
     return spaces_before(p, q, q == end);
 }
 
-/* End of `\s*[\r\n]+` at p, or NULL: the run of spaces up to its last line end. *run: the run's end. */
+/* End of `\s*[\r\n]+` at p, or NULL: the run of spaces up to its last line end. *run: the run's
+ * end. */
 static const uint8_t *spaces_to_newline(const uint8_t *p, const uint8_t *end, const uint8_t **run)
 {
     const uint8_t *last = NULL;
@@ -135,9 +136,9 @@ static const uint8_t *qwen2(const uint8_t *p, const uint8_t *end)
     return llama_like(p, end, 1);
 }
 
-/* Where the piece without numeric characters that starts at p ends is not looked for: it would be walked
- * again for every word. The GPT-2 pattern on the whole text crosses into a number only by a run of
- * "other" characters (numbers of the newer Unicode) or by a space in front of it. */
+/* Where the piece without numeric characters that starts at p ends is not looked for: it would be
+ * walked again for every word. The GPT-2 pattern on the whole text crosses into a number only by a
+ * run of "other" characters (numbers of the newer Unicode) or by a space in front of it. */
 static const uint8_t *smollm(const uint8_t *p, const uint8_t *end)
 {
     unsigned len, n;
@@ -176,9 +177,10 @@ static bool in_coder_cjk(uint32_t c)
     return (c >= 0x800 && c <= 0x9fa5) || (c >= 0xac00 && c <= 0xd7ff);
 }
 
-/* DeepSeek-Coder isolates, one after the other: [\r\n], \s?\p{L}+, \s?\p{P}+, [一-龥ࠀ-一가-퟿]+, and each
- * number. So a word is the longest run at p that stays in one piece of the first three (letters with a space
- * before, punctuation likewise, or anything else) and on one side of the fourth. */
+/* DeepSeek-Coder isolates, one after the other: [\r\n], \s?\p{L}+, \s?\p{P}+, [一-龥ࠀ-一가-퟿]+, and
+ * each number. So a word is the longest run at p that stays in one piece of the first three
+ * (letters with a space before, punctuation likewise, or anything else) and on one side of the
+ * fourth. */
 static const uint8_t *deepseek_coder(const uint8_t *p, const uint8_t *end)
 {
     unsigned len, next_len;
@@ -209,8 +211,8 @@ static bool in_v3_cjk(uint32_t c)
     return (c >= 0x4e00 && c <= 0x9fa5) || (c >= 0x3040 && c <= 0x30ff);
 }
 
-/* DeepSeek-V3 isolates numbers, up to three together, and runs of CJK, then matches a third pattern inside all
- * pieces, the CJK ones too. CLASS_NUMBER stands for where the piece ends. */
+/* DeepSeek-V3 isolates numbers, up to three together, and runs of CJK, then matches a third pattern
+ * inside all pieces, the CJK ones too. CLASS_NUMBER stands for where the piece ends. */
 enum {
     V3_LETTER = CLASS_LETTER | CLASS_MARK,
     V3_PUNCTUATION = CLASS_PUNCTUATION | CLASS_SYMBOL,
@@ -246,8 +248,8 @@ static const uint8_t *v3_punctuation(const uint8_t *p, struct v3_piece piece)
     return piece.cjk ? p : newlines(p, piece.end);
 }
 
-/* Characters of no class that the pattern does not match at all (controls, unassigned) are a piece together,
- * up to the one that a letter follows: that one belongs to the letter. */
+/* Characters of no class that the pattern does not match at all (controls, unassigned) are a piece
+ * together, up to the one that a letter follows: that one belongs to the letter. */
 static const uint8_t *v3_unmatched(const uint8_t *p, struct v3_piece piece)
 {
     unsigned len, next_len;

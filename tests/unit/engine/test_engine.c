@@ -620,6 +620,42 @@ TEST(sharing_can_be_turned_off)
     rig_stop(&rig);
 }
 
+/* --- preemption --------------------------------------------------------------------------------------------------- */
+
+/* Answers that need three times the pool, together: some give up their blocks on the way, and all get exactly their tokens. */
+TEST(sequences_that_outgrow_the_pool_take_turns)
+{
+    for (int sharing = 0; sharing < 2; sharing++) {
+        struct rig rig;
+        struct client c[8];
+        struct engine_stats s;
+        uint32_t preemptions = 0;
+
+        rig_init(&rig);
+        rig.limits.kv_blocks[0] = rig.limits.kv_blocks[1] = 36;
+        rig.options.no_prefix_sharing = !sharing;
+        rig_start(&rig);
+        for (int i = 0; i < 8; i++) {
+            client_init(&c[i], client_request(1, 30, 1, 200, 256));
+            c[i].request->sampling.presence_penalty = i % 2 ? 0.5f : 0;
+            EXPECT_OK(submit(&rig, c[i].request));
+        }
+        for (int i = 0; i < 8; i++) {
+            client_finish(&c[i]);
+            EXPECT_EQ(c[i].choices[0].count, 200);
+            EXPECT_EQ(c[i].request->times.completion_tokens, 200);
+            preemptions += c[i].request->times.preemptions;
+            client_fini(&c[i]);
+        }
+        engine_stats(rig.engine, &s);
+        EXPECT_TRUE(s.preemptions > 0);
+        EXPECT_EQ(s.preemptions, preemptions);
+        EXPECT_EQ(s.generation_tokens, 8 * 200);
+        EXPECT_TRUE(s.recomputed_tokens < 8 * 200); /* no thrash: less than half of the work */
+        rig_stop(&rig);
+    }
+}
+
 /* --- a storm ---------------------------------------------------------------------------------------------------- */
 
 enum { READERS = 2 };

@@ -1,8 +1,9 @@
-/* test_detok_stop.c - streamed text equals whole text, and stop strings are found whatever the cuts are.
+/* test_detok_stop.c - streamed text equals whole text, and stop strings are found whatever the cuts
+ * are.
  *
- * Method: the known faults kf-01 and kf-02 (tests/golden/known_faults_text.jsonl) row by row; random bytes
- * against a repair written in the plainest way; random texts in random cuts against a search that tries every
- * string at every place. */
+ * Method: the known faults kf-01 and kf-02 (tests/golden/known_faults_text.jsonl) row by row;
+ * random bytes against a repair written in the plainest way; random texts in random cuts against a
+ * search that tries every string at every place. */
 #include "test.h"
 
 #include <jansson.h>

@@ -1,10 +1,11 @@
-/* test_pretokenize.c - the matchers written by hand cut as the models' regular expressions do, in linear time.
+/* test_pretokenize.c - the matchers written by hand cut as the models' regular expressions do, in
+ * linear time.
  *
- * Method: random texts from alphabets that touch every branch go through the matcher and through PCRE2 with
- * the expressions as the models' files have them (a PRETOK_STAGES chain); the words must be the same. Characters
- * that PCRE2's Unicode reads otherwise than the reference library are left out. Texts end at an unmapped
- * page. Linear time: four times the text may take at most ten times as long, on runs that make backtracking
- * matchers quadratic. */
+ * Method: random texts from alphabets that touch every branch go through the matcher and through
+ * PCRE2 with the expressions as the models' files have them (a PRETOK_STAGES chain); the words must
+ * be the same. Characters that PCRE2's Unicode reads otherwise than the reference library are left
+ * out. Texts end at an unmapped page. Linear time: four times the text may take at most ten times
+ * as long, on runs that make backtracking matchers quadratic. */
 #include "test.h"
 
 #include <stdlib.h>

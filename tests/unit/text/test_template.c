@@ -6,12 +6,22 @@
  * is: after any operation the marked bytes must be exactly the Cyrillic ones. */
 #include "test.h"
 
+#include <time.h>
+
 #include <jansson.h>
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "text/template.h"
+
+/* CPU time of this thread: what a render took does not depend on what else the machine does. */
+static int64_t cpu_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
 
 enum { GOLDEN_NOW = 1741529107 }; /* 2025-03-09 14:05:07 UTC, as the manifest says */
 
@@ -129,11 +139,11 @@ static void check_golden(const char *name)
     if (!f) fail_msg("%s is missing", path);
     while (getline(&line, &room, f) >= 0) {
         json_t *row = json_loads(line, JSON_ALLOW_NUL, NULL), *source = row_template(row);
-        int64_t start = clock_mono_ns();
+        int64_t start = cpu_ns();
         struct outcome o =
             render_limited(slice_of(json_string_value(source), json_string_length(source)),
                            json_object_get(row, "context"), &template_limits_default);
-        double seconds = (double)(clock_mono_ns() - start) * 1e-9;
+        double seconds = (double)(cpu_ns() - start) * 1e-9;
         rows++;
         if (!row_holds(row, &o) || seconds > 2) {
             bad++;
@@ -529,9 +539,9 @@ TEST(a_thousand_messages_take_time_in_proportion)
                                                 "content", "Some text of a message."));
             json_t *context =
                 json_pack("{s:o,s:b}", "messages", messages, "add_generation_prompt", 1);
-            int64_t start = clock_mono_ns();
+            int64_t start = cpu_ns();
             struct outcome o = render(json_string_value(source), context);
-            double now = (double)(clock_mono_ns() - start) * 1e-9;
+            double now = (double)(cpu_ns() - start) * 1e-9;
             EXPECT_EQ(o.fault, TEMPLATE_OK);
             if (now < seconds[big]) seconds[big] = now;
             outcome_fini(&o);

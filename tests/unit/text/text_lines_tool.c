@@ -1,4 +1,5 @@
-/* text_lines_tool.c - the line protocol of text/tokenize_lines.h on stdin, without the daemon around it.
+/* text_lines_tool.c - the line protocol of text/tokenize_lines.h on stdin, without the daemon
+ * around it.
  *
  * usage: text_lines_tool PATH. For tests/tools/compare_tokenizers.py. */
 #include <stdio.h>
