@@ -8,9 +8,9 @@ STORY = "Once upon a time there was a"
 
 
 def test_a_sensible_answer(cpu):
-    body = cpu.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is the capital of France?"}],
+    body = cpu.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Write one sentence about dogs."}],
                                              "temperature": 0, "max_tokens": 40}).json()
-    assert "Paris" in body["choices"][0]["message"]["content"]
+    assert "dog" in body["choices"][0]["message"]["content"]
 
 
 def test_the_end_of_sequence_ends_an_answer(cpu):
