@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -16,6 +17,27 @@ static const uint64_t bodies_min = 256u << 20;
 static bool uses_unix(const struct frontend_options *o)
 {
     return o->uds && *o->uds;
+}
+
+/* A connection is a file descriptor: takes as many as the hard limit allows, and says so when that is too few. */
+static void raise_file_limit(struct frontend_options *o)
+{
+    const uint64_t others = 256; /* model files, epoll sets, lingering sockets, logs */
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return;
+    uint64_t wanted = o->connections_max + others;
+
+    if (limit.rlim_cur < wanted) {
+        limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+        if (setrlimit(RLIMIT_NOFILE, &limit)) return;
+    }
+    if (limit.rlim_cur >= wanted) return;
+    o->connections_max = limit.rlim_cur > 2 * others ? (uint32_t)(limit.rlim_cur - others)
+                                                     : (uint32_t)(limit.rlim_cur / 2 + 1);
+    log_warn("fewer connections",
+             "connections=%u file_descriptors=%llu why=\"the hard limit, ulimit -Hn\"",
+             o->connections_max, (unsigned long long)limit.rlim_cur);
 }
 
 static enum status start_all(struct frontend *f, struct error *err)
@@ -52,6 +74,7 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
         f->stats && f->io ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for the front end");
 
     signal(SIGPIPE, SIG_IGN);
+    raise_file_limit(&f->options);
     if (!st) st = start_all(f, err);
     if (st) {
         frontend_stop(f);
