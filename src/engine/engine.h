@@ -23,6 +23,10 @@ struct engine_options {
     uint64_t queue_tokens_max;       /* prompt tokens waiting at once */
     uint32_t client_stall_ms;        /* a blocked ring for this long ends its request */
     uint32_t context_tokens;         /* longest sequence */
+    uint32_t max_batch_wait_us;      /* longest admission window (sched/window.h); 0: none */
+    uint32_t target_throughput; /* prompt tokens a second, below 80 % of which it opens; 0: none */
+    uint32_t max_itl_us;    /* a step with decoding sequences is to take no longer; 0: no bound */
+    bool no_prefix_sharing; /* every prompt is computed in full */
 };
 
 /* Starts the engine thread over a compiled device. Borrows the device, plan and limits until engine_destroy. */
@@ -40,7 +44,8 @@ enum status engine_submit(struct engine *engine, struct request *request, uint32
 /* The client has gone: its sequences leave at the next step. Idempotent. No output need be read after it. */
 void engine_cancel(struct engine *engine, struct request *request);
 /* The output side found stop text in `choice`: later tokens do not count. The choice ends with FINISH_ENDED. kept_tokens:
- * sampled tokens that count (for usage and metrics). */
+ * sampled tokens that count (for usage and metrics). Called on the request's I/O thread, once a choice, before or after its OUTPUT_FINISHED was
+ * pushed: if the choice had ended already, times.completion_tokens is put right by this very call; else before OUTPUT_FINISHED. */
 void engine_end_choice(struct engine *engine, struct request *request, uint32_t choice,
                        uint32_t kept_tokens);
 
@@ -58,10 +63,19 @@ struct engine_stats {
     uint64_t requests_submitted, requests_finished, requests_aborted, requests_rejected,
         requests_failed;
     uint32_t seqs_running, seqs_waiting, seqs_blocked;
-    uint32_t kv_blocks_total, kv_blocks_used;
+    uint32_t kv_blocks_total,
+        kv_blocks_used;     /* used: by sequences; blocks kept for later prompts are not */
     uint64_t step_rows_sum; /* rows over all steps */
     uint64_t step_ns_sum;   /* device time over all steps */
     uint64_t host_ns_sum;   /* engine thread's time outside waiting */
     uint64_t late_mallocs;  /* allocations on the step path after start: stays 0 */
+    uint64_t preemptions,
+        recomputed_tokens; /* KV given up for want of blocks; tokens computed a second time for it */
+    uint32_t prefix_blocks; /* entries of the prefix index, in use or kept for later prompts */
+    uint64_t prefix_evictions;
+    int64_t window_ns; /* admission window as last decided (sched/window.h) */
+    uint32_t
+        arrivals_per_ks; /* sequences that arrive in 1000 s, averaged over about one; rho = this * window */
+    uint64_t window_fired[4]; /* by enum window_trigger: idle, size, age, throughput */
 };
 void engine_stats(const struct engine *engine, struct engine_stats *out);

@@ -99,8 +99,11 @@ static void count_step(struct engine *e, const struct flight *flight,
 {
     e->totals.steps++;
     e->totals.step_rows_sum += flight->planned.row_count;
-    if (result->ended_ns > result->started_ns)
+    if (result->ended_ns > result->started_ns) {
         e->totals.step_ns_sum += (uint64_t)(result->ended_ns - result->started_ns);
+        if (!result->status)
+            sched_observe(e->sched, &flight->planned, result->ended_ns - result->started_ns);
+    }
     e->totals.last_progress_ns = e->now_ns;
 }
 
@@ -176,9 +179,14 @@ static void note_started(struct engine *e, const struct sched_step *planned)
     for (uint32_t i = 0; i < planned->entry_count; i++) {
         const struct sched_entry *entry = &planned->entries[i];
         struct choice *choice = (struct choice *)entry->seq; /* its first field */
-        struct stage_times *times = &((struct engine_request *)entry->seq->owner)->request->times;
+        struct request *request = ((struct engine_request *)entry->seq->owner)->request;
+        struct stage_times *times = &request->times;
 
         if (!choice->started) {
+            if (choice->number % request->best_of == 0) { /* each prompt counts once */
+                times->cached_tokens += choice->seq.cached;
+                e->totals.cached_tokens += choice->seq.cached;
+            }
             engine_leave_queue(e, choice);
             e->starts++;
             if (!times->scheduled_ns) times->scheduled_ns = e->now_ns;
@@ -253,6 +261,19 @@ static void sweep(struct engine *e)
 #define PUBLISH(field) \
     atomic_store_explicit(&e->published.field, e->totals.field, memory_order_relaxed)
 
+static void publish_window(struct engine *e)
+{
+    const struct window *window = sched_window(e->sched);
+
+    e->totals.window_ns = window->length_ns;
+    e->totals.arrivals_per_ks = (uint32_t)(window_rate(window, e->now_ns) * 1000);
+    PUBLISH(window_ns);
+    PUBLISH(arrivals_per_ks);
+    for (int i = 0; i < WINDOW_TRIGGERS; i++)
+        atomic_store_explicit(&e->published.window_fired[i], window->fired[i],
+                              memory_order_relaxed);
+}
+
 static void publish(struct engine *e)
 {
     struct sched_counts counts = sched_counts(e->sched);
@@ -268,7 +289,17 @@ static void publish(struct engine *e)
     PUBLISH(step_rows_sum);
     PUBLISH(step_ns_sum);
     PUBLISH(host_ns_sum);
-    atomic_store_explicit(&e->published.seqs_running, counts.running, memory_order_relaxed);
+    e->totals.preemptions = counts.preemptions;
+    e->totals.recomputed_tokens = counts.recomputed_tokens;
+    e->totals.prefix_blocks = counts.prefix_entries;
+    e->totals.prefix_evictions = counts.prefix_evictions;
+    PUBLISH(preemptions);
+    PUBLISH(recomputed_tokens);
+    PUBLISH(prefix_blocks);
+    PUBLISH(prefix_evictions);
+    publish_window(e);
+    atomic_store_explicit(&e->published.seqs_running, counts.running + counts.leaving,
+                          memory_order_relaxed);
     atomic_store_explicit(&e->published.seqs_waiting, counts.waiting, memory_order_relaxed);
     atomic_store_explicit(&e->published.seqs_blocked, counts.blocked, memory_order_relaxed);
     atomic_store_explicit(&e->published.kv_blocks_used, counts.kv_blocks_used,
