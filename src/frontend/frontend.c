@@ -11,7 +11,7 @@
 #include "frontend/io_thread.h"
 #include "frontend/listen.h"
 
-enum { TEXT_QUEUE_MAX = 4096 };
+enum { TEXT_QUEUE_MAX = 4096, LONG_QUEUE_MAX = 256 };
 static const uint64_t bodies_min = 256u << 20;
 
 static bool uses_unix(const struct frontend_options *o)
@@ -48,6 +48,7 @@ static enum status start_all(struct frontend *f, struct error *err)
                                   : listen_tcp(host, o->port, &f->listen_fd, &f->port, err);
 
     if (!st) st = text_pool_create(o->text_threads, TEXT_QUEUE_MAX, call_run, &f->pool, err);
+    if (!st) st = text_pool_create(1, LONG_QUEUE_MAX, call_run, &f->long_pool, err);
     for (uint32_t i = 0; !st && i < o->io_threads; i++) {
         f->io_count++;
         st = io_create(f, &f->io[i], i, (o->connections_max + o->io_threads - 1) / o->io_threads,
@@ -91,7 +92,8 @@ uint16_t frontend_port(const struct frontend *f)
 
 void frontend_set_ready(struct frontend *f, struct engine *engine, const struct api_model *model)
 {
-    f->model = model;
+    f->model = *model;
+    api_model_prepare(&f->model);
     atomic_store(&f->engine, engine); /* readers look at it first */
 }
 
@@ -114,6 +116,7 @@ void frontend_stop(struct frontend *f)
     for (uint32_t i = 0; i < f->io_count; i++)
         io_destroy(&f->io[i]);
     text_pool_destroy(f->pool);
+    text_pool_destroy(f->long_pool);
     if (f->listen_fd >= 0) close(f->listen_fd);
     if (uses_unix(&f->options) && f->listen_fd >= 0) unlink(f->options.uds);
     free(f->io);
