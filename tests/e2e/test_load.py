@@ -16,6 +16,7 @@ def stream_text(daemon, seed, tokens=64):
     return "".join(e["choices"][0]["text"] for e in events_of(answer.body)[:-1])
 
 
+@pytest.mark.sanitizer
 def test_64_clients_at_once_get_what_each_gets_alone(daemon):
     alone = {seed: daemon.complete(prompt=f"Tale {seed}:", max_tokens=64, seed=seed, ignore_eos=True).json()["choices"][0]["text"]
              for seed in range(64)}
@@ -24,6 +25,7 @@ def test_64_clients_at_once_get_what_each_gets_alone(daemon):
     assert got == alone
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("io", [2])
 def test_two_io_threads(start, io):
     daemon = start(step_us=500, io=io, text=2)
@@ -92,6 +94,7 @@ def test_many_connections(start):
         c.close()
 
 
+@pytest.mark.sanitizer
 def test_many_streams(start):
     streams = 2000 if LONG else 300
     daemon = start(step_us=2000, seqs=128, queue=4000, connections=8192)
