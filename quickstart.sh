@@ -72,6 +72,8 @@ setup_build release
 setup_model
 ours_is_running && [ "$BIN" -nt "$STATE.pid" ] && stop
 ours_is_running || start
+STOP="./quickstart.sh stop"
+[ "$PORT" = 8000 ] || STOP="INFERD_PORT=$PORT $STOP"
 QUESTION="What is the capital of France, and what is it known for?"
 echo
 echo "> $QUESTION"
@@ -90,5 +92,5 @@ inferd answers on $URL (model smollm2, process $(cat "$STATE.pid"), log $STATE.l
               messages=[{"role": "user", "content": "Hello!"}]).choices[0].message.content)
 
     $BIN run $MODEL              # chat in the terminal
-    ./quickstart.sh stop         # stop the daemon
+    $STOP         # stop the daemon
 END

@@ -78,6 +78,6 @@ int test_long(void);                      /* whether INFERD_TEST_LONG asks for t
 unsigned char *test_guarded_copy(const void *bytes, size_t len);
 void test_guarded_free(unsigned char *copy, size_t len);
 
-/* Path of a file below tests/golden, or below the full golden folder when it is found beside the
- * checkout (../shared/golden); NULL when it is in neither. Static storage, valid until the next call. */
+/* Path of a file below tests/golden, or below the full golden folder when it is found: the one that INFERD_GOLDEN
+ * names, or the one beside the checkout (../shared/golden); NULL when it is in neither. Static storage, valid until the next call. */
 const char *test_golden(const char *relative);

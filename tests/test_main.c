@@ -72,6 +72,10 @@ const char *test_golden(const char *relative)
 
     snprintf(path, sizeof path, "%s/tests/golden/%s", INFERD_SOURCE_DIR, relative);
     if (access(path, R_OK) == 0) return path;
+    if (getenv("INFERD_GOLDEN")) {
+        snprintf(path, sizeof path, "%s/%s", getenv("INFERD_GOLDEN"), relative);
+        if (access(path, R_OK) == 0) return path;
+    }
     snprintf(path, sizeof path, "%s/../shared/golden/%s", INFERD_SOURCE_DIR, relative);
     return access(path, R_OK) == 0 ? path : NULL;
 }

@@ -72,7 +72,7 @@ static enum status inspect(const struct config *config, struct error *err)
     if (!st) {
         printf("%s: %s\n", path,
                weights_kind(weights) == WEIGHTS_GGUF ? "GGUF" : "Hugging Face folder");
-        model_describe(model, stdout);
+        printf("model: %s\n", model_description(model));
         print_dtypes(weights);
         st = tokenizer_open(weights, &tokenizer, err);
     }

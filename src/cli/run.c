@@ -65,11 +65,10 @@ static enum status make_request(struct session *s, struct request **out, struct 
         uint32_t eos_count;
         r->stop_ids = tokenizer_eos_list(s->loaded.tokenizer, &eos_count);
         r->stop_id_count = eos_count;
-        r->choice_ended = arena_alloc(&r->arena, 1);
         r->bell = &s->bell;
         r->ring = output_ring_create(256, 0);
     }
-    if (!st && (!r || !r->ring || !r->choice_ended)) {
+    if (!st && (!r || !r->ring)) {
         st = error_set(err, STATUS_NOMEM, "no memory for the request");
         if (r) request_unref(r);
     }

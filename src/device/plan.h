@@ -30,8 +30,9 @@ struct plan_weight {
     const char *name; /* for messages and dummy seeds */
     const void *
         data; /* first byte of the slice; NULL: the device makes seeded random values (dummy), of `dtype` */
-    enum dtype dtype; /* as stored */
-    bool mapped;      /* data lies in a read-only file mapping: after packing, file_map_drop() it */
+    uint64_t dummy_seed; /* of this weight's made-up values; used where data is NULL */
+    enum dtype dtype;    /* as stored */
+    bool mapped; /* data lies in a read-only file mapping: after packing, file_map_drop() it */
     uint32_t rows, cols; /* [rows, cols] = [outputs, inputs], row-major */
     uint64_t row_stride; /* bytes between rows; more than a row's bytes where columns are sliced */
 };

@@ -42,10 +42,18 @@ struct output {
 };
 
 struct output_ring; /* opaque */
-/* A ring for `capacity` outputs (rounded up to a power of two) with room for top_max entries each. NULL: no memory. */
+struct notify;
+/* A ring for `capacity` outputs (rounded up to a power of two) with room for top_max entries each. NULL: no memory. Any capacity
+ * above the number of scored prompts works; what does not fit waits. A few outputs per choice (16) keep a decoding sequence from
+ * being blocked by a reader that is merely a step late. */
 struct output_ring *output_ring_create(uint32_t capacity, uint32_t top_max);
 void output_ring_destroy(struct output_ring *ring); /* takes NULL */
-/* Producer. push is STATUS_FULL or OK; free_count is a lower bound. */
+uint32_t output_ring_capacity(const struct output_ring *ring);
+/* Engine: whom a pop wakes when the producer waits for room. Takes a reference of `wake`. */
+void output_ring_attach(struct output_ring *ring, struct notify *wake);
+/* Producer: it waits for room. The next pop after which half of the ring is free signals `wake`, once. */
+void output_ring_want(struct output_ring *ring);
+/* Producer. push is STATUS_FULL or OK; the free count is a lower bound. */
 uint32_t output_ring_free(const struct output_ring *ring);
 enum status output_ring_push(struct output_ring *ring, const struct output *output);
 /* Consumer. Copies the oldest into *out: STATUS_OK or STATUS_EMPTY. */

@@ -71,11 +71,16 @@ struct request {
     /* --- written after submit, each by the thread named --- */
     struct stage_times times;   /* see there */
     _Atomic uint32_t cancelled; /* any thread, by engine_cancel: the client has gone */
-    _Atomic uint8_t *
-        choice_ended; /* [choices] I/O thread, by engine_end_choice: stop text found, later tokens do not count */
+    _Atomic uint32_t
+        stalled; /* engine thread: cut, its ring had no room for client_stall_ms; the bell rings too */
     _Atomic(struct request *) bell_next; /* output_bell's list */
     _Atomic uint32_t bell_queued;
-    void *engine; /* the engine's own state of it */
+    _Atomic(struct request *)
+        attention_next; /* the engine's list of requests that were cancelled or had a choice ended */
+    _Atomic uint32_t attention_queued;
+    bool
+        in_engine; /* engine thread: it has taken the request from its inbox and not let go of it */
+    void *engine;  /* the engine's own state of it, freed with the request */
 };
 
 /* A zeroed request with one reference and an arena of at most `memory_max` bytes; NULL: no memory. */

@@ -17,7 +17,9 @@ struct weights;
 
 /* The template: `override` when its ptr is not NULL (--chat-template), else the model's own: chat_template.jinja,
  * tokenizer_config.json (a string, or the list's entry "default"), GGUF tokenizer.chat_template. A model without one
- * gives a chat whose renders fail with a sentence that says so. tok is borrowed until chat_close. */
+ * or with one that does not compile gives a chat whose renders fail with a sentence that says so (text completions
+ * need none); an override that does not compile is STATUS_INVALID. tok is borrowed until chat_close, weights for the
+ * call. Errors: also what reading the files gives, STATUS_NOMEM. */
 enum status chat_open(struct weights *weights, const struct tokenizer *tok, struct slice override,
                       struct chat **out, struct error *err);
 void chat_close(struct chat *chat); /* takes NULL */

@@ -4,9 +4,10 @@
  * gains nothing. Rows of x are prepared once and shared by the linears that read them (q, k, v; gate, up): in `exact`
  * they stay float32; in `fast`, for quantised weights, they become int8 with a scale per 32 (linear_prepare).
  *
- * Invariant: y[r][n] depends on x[r], on W and on the numerics and instruction set only - never on how many rows there
- * are, on the split of n over threads, or on the row's place in the batch. Few rows (decode) and many rows (prefill) are two
- * loops around the same order of sums.
+ * Invariant: y[r][n] depends on x[r], on W and on the numerics only - never on how many rows there are, on the split of
+ * n over threads, on the row's place in the batch, or on the instruction set. Few rows (decode) and many rows (prefill)
+ * are two loops around the same order of sums (linear_kernel.h), and so are the instruction sets.
+ * NaN or infinity in x[r] makes all of y[r] NaN or infinite where it meets a weight's block.
  * Thread: linear_run may be called by many threads at once on disjoint tile ranges. Memory: the caller's. */
 #pragma once
 
@@ -27,6 +28,9 @@ enum cpu_isa {
 enum cpu_isa cpu_isa_best(void);
 const char *cpu_isa_name(enum cpu_isa isa);
 
+/* What form of x a linear reads. Linears of one stage that agree share one prepared input. */
+enum linear_input { LINEAR_INPUT_F32, LINEAR_INPUT_Q8, LINEAR_INPUT_COUNT };
+
 struct linear {
     struct plan_weight weight;
     enum cpu_numerics numerics;
@@ -35,10 +39,15 @@ struct linear {
     uint32_t
         tiles; /* the unit in which threads share the work: tile t covers outputs [t * tile_rows, ...) */
     uint32_t tile_rows;
-    const struct linear_kernel *kernel; /* private to linear*.c */
+    enum linear_input input;
+    bool in_rows;       /* packed is row-major as stored; else in the layout of linear_kernel.h */
+    uint64_t row_bytes; /* between rows, where in_rows */
+    void (*run)(const struct linear *linear, const void *input, uint32_t rows, float *y,
+                uint64_t y_stride, uint32_t tile_begin, uint32_t tile_end);
 };
 
-/* Bytes that linear_pack will fill; 0: the weight is used in place. Known without the data. */
+/* Bytes that linear_pack_tiles will fill; 0: the weight is used in place. Known without the data (but for data being NULL:
+ * made-up values, dummy_weights.h, always need room). */
 uint64_t linear_packed_bytes(const struct plan_weight *weight, enum cpu_numerics numerics,
                              enum cpu_isa isa);
 /* Sets up *out; `packed` has linear_packed_bytes bytes, 64-byte aligned (NULL when 0). Packing itself is done by
@@ -47,8 +56,6 @@ void linear_init(struct linear *out, const struct plan_weight *weight, enum cpu_
                  enum cpu_isa isa, void *packed);
 void linear_pack_tiles(struct linear *linear, void *packed, uint32_t tile_begin, uint32_t tile_end);
 
-/* What form of x this linear reads. Linears of one stage that agree share one prepared input. */
-enum linear_input { LINEAR_INPUT_F32, LINEAR_INPUT_Q8, LINEAR_INPUT_BF16, LINEAR_INPUT_COUNT };
 enum linear_input linear_input_kind(const struct linear *linear);
 /* Bytes per row of a prepared input of `cols` values, a multiple of 64. */
 uint64_t linear_input_row_bytes(enum linear_input kind, uint32_t cols);

@@ -1,0 +1,36 @@
+/* api_models.c - GET /v1/models: docs/api.md section 6. */
+#include "api/api.h"
+#include "api/json_out.h"
+
+static void put_model(const struct api_model *model, const char *name, struct buf *out)
+{
+    buf_append_str(out, "{\"id\":");
+    json_out_string(out, slice_str(name));
+    buf_printf(out,
+               ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"inferd\","
+               "\"max_model_len\":%u}",
+               (long long)model->created, model->context_tokens);
+}
+
+void api_models_body(const struct api_model *model, struct buf *out)
+{
+    buf_append_str(out, "{\"object\":\"list\",\"data\":[");
+    for (uint32_t i = 0; i < model->name_count; i++) {
+        if (i) buf_append_char(out, ',');
+        put_model(model, model->names[i], out);
+    }
+    buf_append_str(out, "]}");
+}
+
+bool api_model_body(const struct api_model *model, struct slice name, struct buf *out,
+                    struct api_fault *fault)
+{
+    for (uint32_t i = 0; i < model->name_count; i++)
+        if (slice_eq(name, slice_str(model->names[i]))) {
+            put_model(model, model->names[i], out);
+            return true;
+        }
+    return api_refuse(fault, 404, "model_not_found", "model",
+                      "The model '%.*s' is not served here; this server has '%s'.",
+                      (int)(name.len < 200 ? name.len : 200), name.ptr, model->names[0]);
+}

@@ -1,0 +1,143 @@
+/* tokenize.c - `inferd tokenize`: text to ids for a person, and the protocol of JSON lines for programs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "config/config.h"
+#include "formats/weights.h"
+#include "text/template.h"
+#include "text/tokenize_lines.h"
+#include "text/tokenizer.h"
+
+static json_t *fault_answer(enum template_fault fault, const struct error *err)
+{
+    return json_pack("{s:s, s:s}", "error", template_fault_name(fault), "message", err->message);
+}
+
+/* {"op":"render","template","context","now"} */
+static json_t *render(void *ctx, const json_t *request)
+{
+    const json_t *source = json_object_get(request, "template"),
+                 *context = json_object_get(request, "context");
+    struct template *t = NULL;
+    struct error err = {0};
+    struct buf text;
+    json_t *answer;
+
+    (void)ctx;
+    if (!json_is_string(source) || (context && !json_is_object(context)))
+        return json_pack("{s:s, s:s}", "error", "invalid", "message",
+                         "render needs a string \"template\" and an object \"context\"");
+    enum template_fault fault =
+        template_compile(slice_of(json_string_value(source), json_string_length(source)), &t, &err);
+    if (fault) return fault_answer(fault, &err);
+    json_t *empty = json_object();
+    buf_init(&text, 0);
+    fault = template_render(t, context ? context : empty,
+                            (int64_t)json_number_value(json_object_get(request, "now")),
+                            &template_limits_default, &text, NULL, &err);
+    answer = fault ? fault_answer(fault, &err)
+                   : json_pack("{s:s%}", "text", text.ptr ? text.ptr : "", text.len);
+    buf_fini(&text);
+    json_decref(empty);
+    template_free(t);
+    return answer;
+}
+
+static enum status answer_lines(const struct tokenizer *tok)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t len;
+    struct buf out;
+    enum status st = STATUS_OK;
+
+    buf_init(&out, 0);
+    while (!st && (len = getline(&line, &cap, stdin)) >= 0) {
+        while (len > 0 && (line[len - 1] == '\n' || line[len - 1] == '\r'))
+            len--;
+        st = tokenize_line(tok, slice_of(line, (size_t)len), render, NULL, &out);
+        fwrite(out.ptr, 1, out.len, stdout);
+        fflush(stdout);
+        buf_clear(&out);
+    }
+    buf_fini(&out);
+    free(line);
+    return st;
+}
+
+static void print_tokens(const struct tokenizer *tok, const struct token_list *tokens)
+{
+    for (size_t i = 0; i < tokens->count; i++) {
+        struct slice bytes = tokenizer_token_bytes(tok, tokens->ids[i]);
+        printf("%8d  ", tokens->ids[i]);
+        for (size_t b = 0; b < bytes.len; b++) {
+            unsigned char c = (unsigned char)bytes.ptr[b];
+            if (c < 0x20 || c == 0x7f)
+                printf(c == '\n' ? "\\n" : c == '\t' ? "\\t" : "\\x%02x", c);
+            else
+                putchar(c);
+        }
+        putchar('\n');
+    }
+    printf("%zu tokens\n", tokens->count);
+}
+
+static enum status print_text(const struct tokenizer *tok, const struct config *config,
+                              struct error *err)
+{
+    struct token_list tokens = {0};
+    struct buf text;
+
+    buf_init(&text, 0);
+    for (uint32_t i = 0; i < config->rest.count; i++)
+        buf_printf(&text, "%s%s", i ? " " : "", config->rest.items[i]);
+    enum status st = tokenizer_encode(
+        tok, buf_slice(&text), TOKENIZE_ADD_SPECIAL | TOKENIZE_PARSE_SPECIAL, NULL, 0, &tokens);
+    if (st) error_set(err, st, "no memory for the tokens");
+    if (!st) print_tokens(tok, &tokens);
+    token_list_fini(&tokens);
+    buf_fini(&text);
+    return st;
+}
+
+int cli_tokenize(int argc, char **argv)
+{
+    struct config config;
+    struct error err;
+    struct weights *weights = NULL;
+    struct tokenizer *tok = NULL;
+    char *path = NULL;
+    bool lines = false;
+    int kept = 1;
+    enum status st;
+
+    for (int i = 1; i < argc; i++) { /* --jsonl is this command's own; the rest are options */
+        if (strcmp(argv[i], "--jsonl") == 0)
+            lines = true;
+        else
+            argv[kept++] = argv[i];
+    }
+    st = config_parse(kept, argv, &config, &err);
+    if (st) return cli_fail(&err) + 1;
+    if (config.help || (!lines && (!config.model || !config.rest.count))) {
+        fprintf(config.help ? stdout : stderr,
+                "usage: inferd tokenize MODEL TEXT\n       inferd tokenize --jsonl [MODEL]\n");
+        st = config.help ? STATUS_OK : STATUS_INVALID;
+        config_fini(&config);
+        return st ? 2 : 0;
+    }
+    if (config.model) {
+        st = config_resolve_model(config.model, &path, &err);
+        if (!st) st = weights_open(path, WEIGHTS_CONFIG_ONLY, &weights, &err);
+        if (!st) st = tokenizer_open(weights, &tok, &err);
+    }
+    if (!st && lines && (st = answer_lines(tok))) error_set(&err, st, "no memory for an answer");
+    if (!st && !lines) st = print_text(tok, &config, &err);
+    tokenizer_close(tok);
+    weights_close(weights);
+    free(path);
+    config_fini(&config);
+    return st ? cli_fail(&err) : 0;
+}

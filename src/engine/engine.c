@@ -1,0 +1,427 @@
+/* engine.c - what other threads call: create, submit, cancel, end a choice, read the numbers. */
+#include "engine/engine.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "engine/engine_state.h"
+#include "engine/malloc_count.h"
+
+/* --- life --------------------------------------------------------------------------------------------------- */
+
+static void device_notify(void *ctx)
+{
+    struct engine *e = ctx;
+
+    notify_signal(e->wake);
+    atomic_fetch_add_explicit(&e->notified, 1, memory_order_release);
+}
+
+static enum status alloc_flights(struct engine *e)
+{
+    size_t bytes = (step_bytes(e->plan, e->limits) + 63) / 64 * 64;
+    uint32_t seqs = e->options.max_num_seqs;
+
+    e->step_memory = aligned_alloc(64, bytes * e->depth);
+    e->entry_memory = calloc((size_t)e->depth * seqs, sizeof *e->entry_memory);
+    if (!e->step_memory || !e->entry_memory) return STATUS_NOMEM;
+    memset(e->step_memory, 0, bytes * e->depth); /* touched now, not in the first steps */
+    for (uint32_t i = 0; i < e->depth; i++) {
+        e->flights[i].step = step_init((char *)e->step_memory + i * bytes, e->plan, e->limits);
+        e->flights[i].planned.entries = e->entry_memory + (size_t)i * seqs;
+    }
+    return STATUS_OK;
+}
+
+static enum status make_sched(struct engine *e, struct error *err)
+{
+    struct sched_options options = {
+        .max_num_seqs = e->options.max_num_seqs,
+        .max_num_batched_tokens = e->options.max_num_batched_tokens,
+        .refill = delivery_refill,
+        .refill_ctx = e,
+    };
+
+    return sched_create(&options, e->plan, e->limits, &e->sched, err);
+}
+
+static enum status check_options(const struct engine_options *options,
+                                 const struct device_limits *limits, struct error *err)
+{
+    if (options->queue_seqs_max < 1)
+        return error_set(err, STATUS_INVALID, "queue_seqs_max is 0; it must be at least 1");
+    if (options->queue_tokens_max < 1)
+        return error_set(err, STATUS_INVALID, "queue_tokens_max is 0; it must be at least 1");
+    if (options->context_tokens < 1 || options->context_tokens > limits->context_tokens)
+        return error_set(err, STATUS_INVALID, "context_tokens is %u; it must be 1 to %u",
+                         options->context_tokens, limits->context_tokens);
+    return STATUS_OK;
+}
+
+static void free_engine(struct engine *e)
+{
+    sched_destroy(e->sched);
+    free(e->step_memory);
+    free(e->entry_memory);
+    notify_unref(e->wake);
+    free(e);
+}
+
+enum status engine_create(const struct engine_options *options, struct device *device,
+                          const struct plan *plan, const struct device_limits *limits,
+                          struct engine **out, struct error *err)
+{
+    enum status st = check_options(options, limits, err);
+
+    if (st) return st;
+    struct engine *e = calloc(1, sizeof *e);
+    if (!e) return error_set(err, STATUS_NOMEM, "no memory for the engine");
+    e->options = *options;
+    e->device = device;
+    e->plan = plan;
+    e->limits = limits;
+    /* Two are enough to keep the device busy: one runs, the next is ready. More would only let ended sequences run on. */
+    e->depth = limits->steps_inflight < 2 ? 1 : 2;
+    e->live.live_next = e->live.live_prev = &e->live;
+    e->wake = notify_create();
+    if (!e->wake || alloc_flights(e))
+        st = error_set(err, STATUS_NOMEM, "no memory for step buffers");
+    if (!st) st = make_sched(e, err);
+    if (st) {
+        free_engine(e);
+        return st;
+    }
+    atomic_store(&e->published.kv_blocks_total, sched_counts(e->sched).kv_blocks_total);
+    atomic_store(&e->published.idle, 1);
+    e->mallocs_at_start = malloc_count();
+    device_set_notify(device, device_notify, e);
+    if (pthread_create(&e->thread, NULL, step_loop, e)) {
+        free_engine(e);
+        return error_set(err, STATUS_IO, "the engine thread could not be started");
+    }
+    *out = e;
+    return STATUS_OK;
+}
+
+/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
+ * device may never come; it is not waited for long, and what it could touch is then left to it. */
+static bool notifications_are_over(const struct engine *e)
+{
+    for (int i = 0; i < 1000; i++) {
+        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
+            return true;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return false;
+}
+
+void engine_destroy(struct engine *e)
+{
+    if (!e) return;
+    atomic_store(&e->draining, 1);
+    atomic_store(&e->stopping, 1);
+    notify_signal(e->wake);
+    pthread_join(e->thread, NULL);
+    if (notifications_are_over(e)) free_engine(e);
+}
+
+void engine_drain(struct engine *e)
+{
+    atomic_store(&e->draining, 1);
+}
+
+/* --- submission --------------------------------------------------------------------------------------------- */
+
+static enum status check_ids(const struct engine *e, const int32_t *ids, uint32_t count,
+                             const char *what, struct error *err)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= e->plan->vocab_tokens)
+            return error_set(err, STATUS_INVALID, "%s has token id %d; ids are 0 to %u", what,
+                             ids[i], e->plan->vocab_tokens - 1);
+    return STATUS_OK;
+}
+
+static enum status check_request(const struct engine *e, const struct request *r, struct error *err)
+{
+    uint64_t tokens = 0, choices = (uint64_t)r->prompt_count * r->best_of;
+    uint32_t context = e->options.context_tokens;
+    enum status st = STATUS_OK;
+
+    if (r->prompt_count < 1 || r->best_of < 1)
+        return error_set(err, STATUS_INVALID, "a request needs a prompt and a choice");
+    if (choices > e->options.queue_seqs_max)
+        return error_set(err, STATUS_INVALID,
+                         "the request has %llu sequences; at most %u can wait at once",
+                         (unsigned long long)choices, e->options.queue_seqs_max);
+    for (uint32_t p = 0; p < r->prompt_count && !st; p++) {
+        const struct request_prompt *prompt = &r->prompts[p];
+
+        if (prompt->count < 1) return error_set(err, STATUS_INVALID, "prompt %u is empty", p);
+        if (prompt->count > context || (prompt->count == context && r->max_tokens))
+            return error_set(err, STATUS_INVALID, "prompt %u has %u tokens; the context is %u", p,
+                             prompt->count, context);
+        tokens += prompt->count;
+        st = check_ids(e, prompt->ids, prompt->count, "the prompt", err);
+    }
+    if (!st) st = check_ids(e, r->stop_ids, r->stop_id_count, "stop_token_ids", err);
+    for (uint32_t i = 0; i < r->sampling.bias_count && !st; i++)
+        st = check_ids(e, &r->sampling.biases[i].id, 1, "logit_bias", err);
+    if (st) return st;
+    if (tokens * r->best_of > e->options.queue_tokens_max)
+        return error_set(err, STATUS_INVALID,
+                         "the request has %llu prompt tokens; at most %llu can wait at once",
+                         (unsigned long long)(tokens * r->best_of),
+                         (unsigned long long)e->options.queue_tokens_max);
+    if (r->prompt_scores && output_ring_capacity(r->ring) <= r->prompt_count)
+        return error_set(err, STATUS_INVALID, "the output ring is too small for %u scored prompts",
+                         r->prompt_count);
+    if (r->top_logprobs > e->limits->top_logprobs_max)
+        return error_set(err, STATUS_INVALID, "top_logprobs is %u; at most %u", r->top_logprobs,
+                         e->limits->top_logprobs_max);
+    return STATUS_OK;
+}
+
+static struct step_open sampling_state(const struct request *r, uint32_t prompt_count,
+                                       uint32_t candidate)
+{
+    const struct request_sampling *s = &r->sampling;
+    bool bans = r->min_tokens > 0 && r->max_tokens > 0;
+
+    return (struct step_open){
+        .temperature = s->temperature,
+        .top_p = s->top_p,
+        .min_p = s->min_p,
+        .top_k = s->top_k,
+        .repetition_penalty = s->repetition_penalty,
+        .frequency_penalty = s->frequency_penalty,
+        .presence_penalty = s->presence_penalty,
+        .seed = s->seed + candidate,
+        .ban_until = bans ? prompt_count + r->min_tokens : 0,
+        .top_logprobs = r->top_logprobs,
+        .want_logprobs = r->want_logprobs || r->prompt_scores,
+        .banned_count = bans ? r->stop_id_count : 0,
+        .bias_count = s->bias_count,
+    };
+}
+
+static void init_choice(const struct engine *e, struct engine_request *er, uint32_t number,
+                        int32_t **sampled)
+{
+    struct request *r = er->request;
+    const struct request_prompt *prompt = &r->prompts[number / r->best_of];
+    uint32_t room = e->options.context_tokens - prompt->count, candidate = number % r->best_of;
+    struct choice *c = &er->choices[number];
+
+    c->number = number;
+    c->open = true;
+    atomic_init(&c->kept, KEPT_NONE);
+    c->seq = (struct sequence){
+        .prompt = prompt->ids,
+        .prompt_count = prompt->count,
+        .max_new = r->max_tokens < room ? r->max_tokens : room,
+        .sampled = *sampled,
+        .score_prompt = r->prompt_scores && candidate == 0,
+        .open = sampling_state(r, prompt->count, candidate),
+        .banned = r->stop_ids,
+        .biases = r->sampling.biases,
+        .priority = r->priority,
+        .credit = &er->credit,
+        .owner = er,
+    };
+    *sampled += c->seq.max_new;
+}
+
+/* The submitting thread brings all the memory that the request will need, so the engine thread takes none. */
+static struct engine_request *make_state(const struct engine *e, struct request *r)
+{
+    uint32_t choices = request_choices(r), context = e->options.context_tokens;
+    uint64_t history = 0;
+    size_t bytes = sizeof(struct engine_request) + choices * sizeof(struct choice);
+
+    for (uint32_t p = 0; p < r->prompt_count; p++) {
+        uint32_t room = context - r->prompts[p].count;
+        history += (uint64_t)(r->max_tokens < room ? r->max_tokens : room) * r->best_of;
+    }
+    struct engine_request *er = calloc(1, bytes + history * sizeof(int32_t));
+    if (!er) return NULL;
+    int32_t *sampled = (int32_t *)((char *)er + bytes);
+    er->request = r;
+    er->choice_count = er->open_count = choices;
+    er->reserved = r->prompt_scores ? r->prompt_count : 0;
+    for (uint32_t i = 0; i < choices; i++)
+        init_choice(e, er, i, &sampled);
+    for (uint32_t p = 0; p < r->prompt_count; p++)
+        er->tokens += r->prompts[p].count;
+    return er;
+}
+
+static enum status check_fit(const struct engine *e, const struct engine_request *er,
+                             struct error *err)
+{
+    for (uint32_t i = 0; i < er->choice_count; i += er->request->best_of) {
+        enum status st = sched_fits(e->sched, &er->choices[i].seq, err);
+        if (st) return st;
+    }
+    return STATUS_OK;
+}
+
+/* How long until so many more sequences have left the waiting list, at the pace of the last seconds. */
+static uint32_t retry_after(const struct engine *e, uint32_t seqs)
+{
+    double rate = atomic_load(&e->published.starts_per_ks) / 1000.0;
+    double wait = rate > 0 ? seqs / rate : 1;
+
+    return wait < 1 ? 1 : wait > 60 ? 60 : (uint32_t)(wait + 0.999);
+}
+
+static bool take_queue_room(struct engine *e, uint32_t seqs, uint64_t tokens)
+{
+    uint32_t before = atomic_fetch_add(&e->queued_seqs, seqs);
+    uint64_t tokens_before = atomic_fetch_add(&e->queued_tokens, tokens);
+
+    if (before + seqs <= e->options.queue_seqs_max &&
+        tokens_before + tokens <= e->options.queue_tokens_max)
+        return true;
+    atomic_fetch_sub(&e->queued_seqs, seqs);
+    atomic_fetch_sub(&e->queued_tokens, tokens);
+    return false;
+}
+
+void engine_leave_queue(struct engine *e, struct choice *choice)
+{
+    if (choice->started) return;
+    choice->started = true;
+    atomic_fetch_sub(&e->queued_seqs, 1);
+    atomic_fetch_sub(&e->queued_tokens, choice->seq.prompt_count);
+}
+
+static enum status refuse(struct engine *e, struct engine_request *er, enum status st)
+{
+    free(er);
+    atomic_fetch_add(&e->requests_rejected, 1);
+    return st;
+}
+
+enum status engine_submit(struct engine *e, struct request *r, uint32_t *retry_after_s,
+                          struct error *err)
+{
+    const char *dead = atomic_load(&e->dead_reason);
+    struct engine_request *er = NULL;
+
+    *retry_after_s = 1;
+    if (dead || atomic_load(&e->draining))
+        return refuse(e, er, error_set(err, STATUS_CLOSED, "%s", dead ? dead : "draining"));
+    enum status st = check_request(e, r, err);
+    if (st) return refuse(e, er, st);
+    er = make_state(e, r);
+    if (!er) return refuse(e, er, error_set(err, STATUS_NOMEM, "no memory for the request"));
+    st = check_fit(e, er, err);
+    if (st) return refuse(e, er, st);
+    if (!take_queue_room(e, er->choice_count, er->tokens * r->best_of)) {
+        *retry_after_s = retry_after(e, atomic_load(&e->queued_seqs));
+        return refuse(e, er, error_set(err, STATUS_FULL, "the queue is full"));
+    }
+    r->times.submitted_ns = clock_mono_ns();
+    r->times.prompt_tokens = (uint32_t)er->tokens;
+    r->engine = er;
+    output_ring_attach(r->ring, e->wake);
+    request_ref(r);
+    atomic_fetch_add(&e->requests_submitted, 1);
+    er->inbox_next = atomic_load_explicit(&e->inbox, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&e->inbox, &er->inbox_next, er,
+                                                  memory_order_release, memory_order_relaxed))
+        ;
+    notify_signal(e->wake);
+    return STATUS_OK;
+}
+
+/* --- cancelling and ending ---------------------------------------------------------------------------------- */
+
+/* Once until the engine has looked. */
+static void ask_attention(struct engine *e, struct request *r)
+{
+    if (!atomic_exchange(&r->attention_queued, 1)) {
+        request_ref(r);
+        struct request *head = atomic_load_explicit(&e->attention, memory_order_relaxed);
+        do
+            atomic_store_explicit(&r->attention_next, head, memory_order_relaxed);
+        while (!atomic_compare_exchange_weak_explicit(&e->attention, &head, r, memory_order_release,
+                                                      memory_order_relaxed));
+    }
+    notify_signal(e->wake);
+}
+
+void engine_cancel(struct engine *e, struct request *r)
+{
+    if (atomic_exchange(&r->cancelled, 1)) return;
+    ask_attention(e, r);
+}
+
+void engine_end_choice(struct engine *e, struct request *r, uint32_t number, uint32_t kept_tokens)
+{
+    struct engine_request *er = r->engine;
+    uint32_t none = KEPT_NONE;
+
+    assert(number < er->choice_count && kept_tokens < KEPT_FINAL);
+    struct choice *c = &er->choices[number];
+    if (atomic_compare_exchange_strong(&c->kept, &none, kept_tokens)) {
+        ask_attention(e, r);
+    } else if (none == KEPT_FINAL && kept_tokens < c->counted) {
+        /* The engine had ended it before it knew. It writes nothing more of this choice, so its surplus is taken back here. */
+        uint32_t surplus = c->counted - kept_tokens;
+
+        c->counted = kept_tokens;
+        __atomic_fetch_sub(&r->times.completion_tokens, surplus, __ATOMIC_RELAXED);
+        atomic_fetch_add(&e->late_discarded, surplus);
+    }
+}
+
+/* --- numbers ------------------------------------------------------------------------------------------------ */
+
+/* Tokens may be taken back (stop text); the total that was told may not fall, so it stands still until it is right again. */
+static uint64_t generation_tokens(struct engine *e)
+{
+    uint64_t late = atomic_load(&e->late_discarded);
+    uint64_t all = atomic_load(&e->published.generation_tokens);
+    uint64_t now = all > late ? all - late : 0, shown = atomic_load(&e->generation_shown);
+
+    while (now > shown && !atomic_compare_exchange_weak(&e->generation_shown, &shown, now))
+        ;
+    return now > shown ? now : shown;
+}
+
+void engine_stats(const struct engine *engine, struct engine_stats *out)
+{
+    struct engine *e = (struct engine *)(uintptr_t)engine; /* atomic loads of C17 take no const */
+    struct published *p = &e->published;
+
+    *out = (struct engine_stats){
+        .dead_reason = atomic_load(&e->dead_reason),
+        .draining = atomic_load(&e->draining),
+        .last_progress_ns = atomic_load(&p->last_progress_ns),
+        .steps = atomic_load(&p->steps),
+        .prompt_tokens = atomic_load(&p->prompt_tokens),
+        .generation_tokens = generation_tokens(e),
+        .cached_tokens = atomic_load(&p->cached_tokens),
+        .requests_submitted = atomic_load(&e->requests_submitted),
+        .requests_finished = atomic_load(&p->requests_finished),
+        .requests_aborted = atomic_load(&p->requests_aborted),
+        .requests_rejected = atomic_load(&e->requests_rejected),
+        .requests_failed = atomic_load(&p->requests_failed),
+        .seqs_running = atomic_load(&p->seqs_running),
+        .seqs_waiting = atomic_load(&p->seqs_waiting),
+        .seqs_blocked = atomic_load(&p->seqs_blocked),
+        .kv_blocks_total = atomic_load(&p->kv_blocks_total),
+        .kv_blocks_used = atomic_load(&p->kv_blocks_used),
+        .step_rows_sum = atomic_load(&p->step_rows_sum),
+        .step_ns_sum = atomic_load(&p->step_ns_sum),
+        .host_ns_sum = atomic_load(&p->host_ns_sum),
+        .late_mallocs = malloc_count() - e->mallocs_at_start,
+    };
+    out->alive = !out->dead_reason;
+    if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
+}

@@ -1,0 +1,334 @@
+/* step_loop.c - the engine thread: one turn after another, asleep when there is nothing to do.
+ *
+ *   turn:  attention, inbox -> results of finished steps -> what waited for room -> plan and submit -> bells, numbers
+ *
+ * Results come before planning, so that what they end is not planned again; bells after it, so that the device has its next
+ * step first. The thread sleeps on e->wake: submissions, cancellations, the device, and readers of full rings signal it. */
+#include <assert.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/engine_state.h"
+#include "engine/malloc_count.h"
+
+enum {
+    SWEEP_NS = 20000000,    /* how often deadlines and stalled readers are looked at */
+    HEALTH_NS = 1000000000, /* how often a device that says nothing is asked */
+    RATE_NS = 250000000,    /* the pace of the waiting list is measured over runs of this length */
+};
+
+static uint64_t in_flight(const struct engine *e)
+{
+    return e->planned_seq_no - e->done_seq_no;
+}
+
+static struct flight *flight_of(struct engine *e, uint64_t seq_no)
+{
+    return &e->flights[seq_no % e->depth];
+}
+
+/* --- inbox -------------------------------------------------------------------------------------------------- */
+
+static void take_attention(struct engine *e)
+{
+    struct request *next, *r = atomic_exchange_explicit(&e->attention, NULL, memory_order_acquire);
+
+    for (; r; r = next) {
+        next = atomic_load_explicit(&r->attention_next, memory_order_relaxed);
+        atomic_exchange(&r->attention_queued, 0); /* what is said from here on asks again */
+        /* One that is not here yet is in the inbox, which looks at `cancelled` too; or it is over. */
+        if (r->in_engine) {
+            if (atomic_load(&r->cancelled))
+                delivery_abort(e, r->engine);
+            else
+                delivery_ended_choices(e, r->engine);
+        }
+        request_unref(r);
+    }
+}
+
+static void take_inbox(struct engine *e)
+{
+    struct engine_request *next, *oldest = NULL;
+    struct engine_request *er = atomic_exchange_explicit(&e->inbox, NULL, memory_order_acquire);
+
+    for (; er; er = next) {
+        next = er->inbox_next;
+        er->inbox_next = oldest;
+        oldest = er;
+    }
+    for (er = oldest; er; er = next) {
+        next = er->inbox_next;
+        delivery_start(e, er);
+    }
+}
+
+/* --- the device --------------------------------------------------------------------------------------------- */
+
+/* The C library takes memory for its first time stamp; the step path it is not. */
+static void log_step(uint64_t seq_no, const char *event, const char *reason)
+{
+    char quoted[400];
+
+    malloc_count_watch(false);
+    log_error(event, "step=%llu reason=%s", (unsigned long long)seq_no,
+              log_quote(slice_str(reason), quoted, sizeof quoted));
+    malloc_count_watch(true);
+}
+
+/* Nothing that was asked of the device will come. All requests end, and so do all that come later. */
+static void lose_device(struct engine *e, const char *reason)
+{
+    atomic_store(&e->dead_reason, reason);
+    log_step(e->done_seq_no + 1, "device lost", reason);
+    for (struct engine_request *er = e->live.live_next; er != &e->live; er = er->live_next)
+        delivery_fail(e, er, STATUS_DEVICE_LOST, "the device was lost; the server must restart");
+    e->done_seq_no = e->planned_seq_no;
+    sched_step_done(e->sched, e->done_seq_no);
+}
+
+static const char *lost_reason(const struct engine *e)
+{
+    struct device_health health = device_health(e->device);
+
+    return health.reason ? health.reason : "the device was lost";
+}
+
+static void count_step(struct engine *e, const struct flight *flight,
+                       const struct step_result *result)
+{
+    e->totals.steps++;
+    e->totals.step_rows_sum += flight->planned.row_count;
+    if (result->ended_ns > result->started_ns)
+        e->totals.step_ns_sum += (uint64_t)(result->ended_ns - result->started_ns);
+    e->totals.last_progress_ns = e->now_ns;
+}
+
+/* Takes the results that are there. */
+static bool collect_results(struct engine *e)
+{
+    bool any = false;
+
+    while (in_flight(e) > 0) {
+        uint64_t seq_no = e->done_seq_no + 1;
+        const struct step_result *result;
+        enum status st = device_wait(e->device, seq_no, 0, &result);
+
+        if (st == STATUS_TIMEOUT) break;
+        any = true;
+        e->results_taken += st == STATUS_OK;
+        if (st || result->status == STATUS_DEVICE_LOST) {
+            lose_device(e, lost_reason(e));
+            break;
+        }
+        if (result->status) log_step(seq_no, "step failed", result->error.message);
+        e->now_ns = clock_mono_ns();
+        count_step(e, flight_of(e, seq_no), result);
+        delivery_step(e, flight_of(e, seq_no), result);
+        device_release(e->device, seq_no);
+        e->done_seq_no = seq_no;
+        sched_step_done(e->sched, seq_no);
+    }
+    return any;
+}
+
+/* The step was not taken: its requests end, its number is used again. */
+static void undo_step(struct engine *e, struct flight *flight)
+{
+    const struct sched_step *planned = &flight->planned;
+
+    /* Their slots wait for what was taken only: for all of them first, because one's failure ends its siblings. */
+    for (uint32_t i = 0; i < planned->entry_count; i++)
+        planned->entries[i].seq->last_seq_no = planned->seq_no - 1;
+    for (uint32_t i = 0; i < planned->entry_count; i++) {
+        struct sequence *seq = planned->entries[i].seq;
+
+        if (planned->entries[i].samples) seq->credit->in_flight--;
+        delivery_fail(e, seq->owner, STATUS_DEVICE, "the device refused a step");
+    }
+}
+
+static bool submit_step(struct engine *e, struct flight *flight)
+{
+    enum status st = device_submit_body(e->device, flight->step);
+
+    if (!st) {
+        st = device_submit_sample(e->device, flight->step, NULL);
+        if (st)
+            st = STATUS_DEVICE_LOST; /* half a step is in the device's queue: its order is broken */
+    }
+    assert(st != STATUS_FULL); /* in_flight() < depth <= steps_inflight */
+    if (!st) {
+        e->planned_seq_no++;
+        return true;
+    }
+    if (st == STATUS_DEVICE_LOST) {
+        e->planned_seq_no++;
+        lose_device(e, lost_reason(e));
+    } else {
+        undo_step(e, flight);
+    }
+    return false;
+}
+
+static void note_started(struct engine *e, const struct sched_step *planned)
+{
+    for (uint32_t i = 0; i < planned->entry_count; i++) {
+        const struct sched_entry *entry = &planned->entries[i];
+        struct choice *choice = (struct choice *)entry->seq; /* its first field */
+        struct stage_times *times = &((struct engine_request *)entry->seq->owner)->request->times;
+
+        if (!choice->started) {
+            engine_leave_queue(e, choice);
+            e->starts++;
+            if (!times->scheduled_ns) times->scheduled_ns = e->now_ns;
+        }
+        if (entry->first_position < entry->seq->prompt_count)
+            times->prefill_chunks++;
+        else
+            times->decode_steps++;
+        times->batch_rows_sum += planned->row_count;
+    }
+}
+
+static bool plan_steps(struct engine *e)
+{
+    bool any = false;
+
+    while (in_flight(e) < e->depth &&
+           !atomic_load_explicit(&e->dead_reason, memory_order_relaxed)) {
+        struct flight *flight = flight_of(e, e->planned_seq_no + 1);
+
+        if (!sched_plan(e->sched, e->planned_seq_no + 1, e->now_ns, flight->step, &flight->planned))
+            break;
+        any = true;
+        note_started(e, &flight->planned);
+        if (!submit_step(e, flight)) break;
+    }
+    return any;
+}
+
+/* --- now and then --------------------------------------------------------------------------------------------- */
+
+static void end_overdue(struct engine *e)
+{
+    if (e->deadline_count == 0) return;
+    for (struct engine_request *er = e->live.live_next; er != &e->live; er = er->live_next) {
+        int64_t deadline = er->request->deadline_ns;
+
+        if (deadline && e->now_ns > deadline && er->open_count)
+            delivery_fail(e, er, STATUS_TIMEOUT, "the request's time ran out");
+    }
+}
+
+/* The pace at which sequences leave the waiting list, for Retry-After. */
+static void measure_rate(struct engine *e)
+{
+    int64_t elapsed = e->now_ns - e->rate_since_ns;
+
+    if (elapsed < RATE_NS) return;
+    /* An idle while says nothing about the pace under load. */
+    if (e->starts || sched_counts(e->sched).waiting) {
+        double rate = e->starts * 1e9 / (double)elapsed;
+
+        e->starts_per_s = e->starts_per_s > 0 ? 0.7 * e->starts_per_s + 0.3 * rate : rate;
+        atomic_store_explicit(&e->published.starts_per_ks, (uint32_t)(e->starts_per_s * 1000),
+                              memory_order_relaxed);
+    }
+    e->starts = 0;
+    e->rate_since_ns = e->now_ns;
+}
+
+static void sweep(struct engine *e)
+{
+    if (e->now_ns < e->next_sweep_ns) return;
+    e->next_sweep_ns = e->now_ns + SWEEP_NS;
+    end_overdue(e);
+    delivery_cut_stalled(e);
+    measure_rate(e);
+    if (in_flight(e) && !atomic_load(&e->dead_reason) && !device_health(e->device).ok)
+        lose_device(e, lost_reason(e));
+}
+
+#define PUBLISH(field) \
+    atomic_store_explicit(&e->published.field, e->totals.field, memory_order_relaxed)
+
+static void publish(struct engine *e)
+{
+    struct sched_counts counts = sched_counts(e->sched);
+
+    PUBLISH(last_progress_ns);
+    PUBLISH(steps);
+    PUBLISH(prompt_tokens);
+    PUBLISH(generation_tokens);
+    PUBLISH(cached_tokens);
+    PUBLISH(requests_finished);
+    PUBLISH(requests_aborted);
+    PUBLISH(requests_failed);
+    PUBLISH(step_rows_sum);
+    PUBLISH(step_ns_sum);
+    PUBLISH(host_ns_sum);
+    atomic_store_explicit(&e->published.seqs_running, counts.running, memory_order_relaxed);
+    atomic_store_explicit(&e->published.seqs_waiting, counts.waiting, memory_order_relaxed);
+    atomic_store_explicit(&e->published.seqs_blocked, counts.blocked, memory_order_relaxed);
+    atomic_store_explicit(&e->published.kv_blocks_used, counts.kv_blocks_used,
+                          memory_order_relaxed);
+    atomic_store(&e->published.idle, e->live.live_next == &e->live);
+}
+
+/* --- the loop ------------------------------------------------------------------------------------------------- */
+
+static bool turn(struct engine *e)
+{
+    bool any;
+
+    e->now_ns = clock_mono_ns();
+    take_attention(e);
+    take_inbox(e);
+    any = collect_results(e);
+    delivery_retry(e);
+    sweep(e);
+    if (!atomic_load_explicit(&e->stopping, memory_order_relaxed)) any |= plan_steps(e);
+    delivery_reap(e);
+    delivery_ring(e);
+    return any;
+}
+
+static void abort_all(struct engine *e)
+{
+    for (struct engine_request *er = e->live.live_next; er != &e->live; er = er->live_next)
+        delivery_abort(e, er);
+}
+
+static int64_t sleep_limit(const struct engine *e)
+{
+    struct sched_counts counts = sched_counts(e->sched);
+
+    if (counts.blocked || e->owed || e->deadline_count || counts.waiting) return SWEEP_NS;
+    return in_flight(e) ? HEALTH_NS : -1;
+}
+
+void *step_loop(void *engine)
+{
+    struct engine *e = engine;
+
+    malloc_count_watch(true);
+    for (;;) {
+        uint32_t seen = notify_count(e->wake);
+        int64_t started_ns = clock_mono_ns();
+        bool stopping = atomic_load(&e->stopping), any;
+
+        if (stopping) {
+            take_inbox(e);
+            abort_all(e);
+        }
+        any = turn(e);
+        e->totals.host_ns_sum += (uint64_t)(clock_mono_ns() - started_ns);
+        publish(e);
+        if (stopping && e->live.live_next == &e->live && in_flight(e) == 0) break;
+        if (!any) notify_wait(e->wake, seen, sleep_limit(e));
+    }
+    take_attention(e); /* their references */
+    malloc_count_watch(false);
+    return NULL;
+}

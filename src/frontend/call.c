@@ -1,0 +1,311 @@
+/* call.c - what happens to a request between its last byte and the answer's first. */
+#include "frontend/call.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+enum { PUMP_OUTPUTS_MAX = 256, PUMP_BYTES_MAX = 64 << 10 }; /* of one call in one turn */
+
+static void fresh_id(char out[132])
+{
+    unsigned char bytes[12] = {0};
+
+    (void)!getrandom(bytes, sizeof bytes, GRND_NONBLOCK);
+    memcpy(out, "req-", 5);
+    for (size_t i = 0; i < sizeof bytes; i++)
+        snprintf(out + 4 + 2 * i, 3, "%02x", bytes[i]);
+}
+
+struct call *call_create(struct conn *conn, const char *target)
+{
+    struct call *call = calloc(1, sizeof *call);
+
+    if (!call || !(call->target = strdup(target))) {
+        free(call);
+        return NULL;
+    }
+    call->conn = conn;
+    call->frontend = NULL;
+    call->content_type = "application/json";
+    fresh_id(call->request_id);
+    return call;
+}
+
+static void release_body(struct call *call)
+{
+    buf_fini(&call->body);
+    if (call->body_reserved) atomic_fetch_sub(&call->frontend->body_bytes, call->body_reserved);
+    call->body_reserved = 0;
+}
+
+bool call_reserve_body(struct call *call, uint64_t bytes)
+{
+    struct frontend *f = call->frontend;
+
+    if (atomic_fetch_add(&f->body_bytes, bytes) + bytes > f->body_bytes_total) {
+        atomic_fetch_sub(&f->body_bytes, bytes);
+        return false;
+    }
+    call->body_reserved += bytes;
+    return true;
+}
+
+/* Lets go of the engine's side. The request may live on there, without us. */
+static void release_generation(struct call *call)
+{
+    struct request *request = call->api.request;
+
+    api_stream_destroy(call->api.stream);
+    call->api.stream = NULL;
+    if (!request) return;
+    request->frontend = NULL;
+    request_unref(request);
+    call->api.request = NULL;
+}
+
+void call_destroy(struct call *call)
+{
+    if (call->submitted && !call->ended)
+        engine_cancel(atomic_load(&call->frontend->engine), call->api.request);
+    release_generation(call);
+    buf_fini(&call->api.body);
+    release_body(call);
+    buf_fini(&call->out);
+    free(call->target);
+    free(call);
+}
+
+/* --- counters --- */
+
+static void count_rejected(struct http_stats *stats, const struct api_fault *fault)
+{
+    enum reject_reason reason;
+
+    if (fault->http_status == 429)
+        reason = REJECT_QUEUE_FULL;
+    else if (fault->http_status != 503)
+        return;
+    else if (fault->code && strcmp(fault->code, "model_loading") == 0)
+        reason = REJECT_LOADING;
+    else if (fault->code && strcmp(fault->code, "server_draining") == 0)
+        reason = REJECT_DRAINING;
+    else
+        reason = REJECT_UNAVAILABLE;
+    atomic_fetch_add_explicit(&stats->rejected[reason], 1, memory_order_relaxed);
+}
+
+static void log_done(const struct call *call, unsigned status, int64_t now)
+{
+    const struct request *r = call->api.request;
+    const struct api_stream *s = call->api.stream;
+
+    if (!r || !s) return;
+    log_info("request done",
+             "id=%s request_id=%s route=%s status=%u outcome=%s prompt_tokens=%u cached_tokens=%u "
+             "completion_tokens=%u ttft_ms=%.1f total_ms=%.1f make_us=%.0f",
+             r->id, call->request_id, http_route_pattern(call->route), status,
+             status == 499 ? "aborted" : api_stream_outcome(s), r->times.prompt_tokens,
+             r->times.cached_tokens, api_stream_completion_tokens(s),
+             call->first_token_ns ? (double)(call->first_token_ns - call->received_ns) * 1e-6 : 0.0,
+             (double)(now - call->received_ns) * 1e-6, (double)call->make_ns * 1e-3);
+}
+
+void call_count(struct call *call, unsigned status)
+{
+    struct http_stats *stats = call->frontend->stats;
+    int64_t now = clock_mono_ns();
+
+    if (call->counted) return;
+    call->counted = true;
+    http_stats_count(stats, call->method, call->route, status);
+    if (call->fault.http_status) count_rejected(stats, &call->fault);
+    if (!call->submitted) return;
+    if (status == 499)
+        atomic_fetch_add_explicit(&stats->aborted, 1, memory_order_relaxed);
+    else
+        histogram_add(&stats->request, now - call->received_ns);
+    atomic_fetch_add_explicit(&stats->stream_ns, call->make_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&stats->stream_tokens, api_stream_completion_tokens(call->api.stream),
+                              memory_order_relaxed);
+    log_done(call, status, now);
+}
+
+/* --- on a text thread --- */
+
+static void submit(struct call *call, struct engine *engine, enum api_route route)
+{
+    struct error err = {0};
+    uint32_t retry_after_s = 1;
+    struct request *request = call->api.request;
+
+    request->frontend = call;
+    request->bell = io_bell(call->conn->io);
+    enum status st = engine_submit(engine, request, &retry_after_s, &err);
+
+    if (!st) {
+        call->submitted = true;
+        return;
+    }
+    struct engine_stats stats;
+
+    engine_stats(engine, &stats);
+    if (st == STATUS_CLOSED && !stats.alive)
+        api_refuse(&call->api.fault, 503, "service_unavailable", NULL, "The engine has ended: %s.",
+                   stats.dead_reason ? stats.dead_reason : "its device is lost");
+    else
+        api_submit_fault(st, &err, route, retry_after_s, &call->api.fault);
+    call->api.kind = API_FAULT;
+}
+
+void call_run(void *job)
+{
+    static const enum api_route routes[HTTP_ROUTES] = {[ROUTE_CHAT] = API_CHAT,
+                                                       [ROUTE_COMPLETIONS] = API_COMPLETIONS,
+                                                       [ROUTE_TOKENIZE] = API_TOKENIZE,
+                                                       [ROUTE_DETOKENIZE] = API_DETOKENIZE};
+    struct call *call = job;
+    struct frontend *f = call->frontend;
+    struct api_client client = {call->tenant, call->received_ns};
+    struct engine *engine = atomic_load(&f->engine);
+    enum api_state state = service_state(f);
+
+    if (!atomic_load(&call->gone)) {
+        api_open(engine ? f->model : NULL, routes[call->route], state, buf_slice(&call->body),
+                 &client, &call->api);
+        if (call->api.kind == API_GENERATE && !atomic_load(&call->gone))
+            submit(call, engine, routes[call->route]);
+    }
+    release_body(call);
+    io_done(call);
+}
+
+/* --- on the I/O thread --- */
+
+void call_parsed(struct call *call)
+{
+    bool more;
+
+    if (call->state == CALL_GONE) {
+        if (call->submitted) engine_cancel(atomic_load(&call->frontend->engine), call->api.request);
+        call_count(call, 499);
+        call->ended = true;
+        io_resume(call);
+        return;
+    }
+    if (call->api.kind != API_GENERATE) {
+        call->fault = call->api.fault;
+        call->status = 200;
+        call->out = call->api.body;
+        buf_init(&call->api.body, 0);
+        call->state = CALL_ANSWER;
+        io_resume(call);
+        return;
+    }
+    call->last_taken_ns = clock_mono_ns();
+    if (!api_stream_is_sse(call->api.stream)) {
+        call->state = CALL_WAITING;
+        call_pump(call, &more);
+        if (more) io_again(call);
+        return;
+    }
+    call->state = CALL_STREAM;
+    api_stream_begin(call->api.stream, &call->out);
+    io_resume(call);
+}
+
+static void note_token(struct call *call, const struct output *output, int64_t now)
+{
+    struct http_stats *stats = call->frontend->stats;
+
+    if (output->kind != OUTPUT_TOKEN) return;
+    if (!call->first_token_ns) {
+        call->first_token_ns = call->last_token_ns = now;
+        histogram_add(&stats->first_token, now - call->received_ns);
+    } else if (output->choice == 0) {
+        histogram_add(&stats->inter_token, now - call->last_token_ns);
+        call->last_token_ns = now;
+    }
+}
+
+static void finish_whole(struct call *call)
+{
+    call->status = api_stream_answer(call->api.stream, &call->out, &call->fault);
+    call->state = CALL_ANSWER;
+    io_resume(call);
+}
+
+/* The api side has given up (a fault of its own) while the engine still computes. */
+static void note_done(struct call *call)
+{
+    if (call->ended || !api_stream_done(call->api.stream)) return;
+    if (strcmp(api_stream_outcome(call->api.stream), "error") == 0)
+        engine_cancel(atomic_load(&call->frontend->engine), call->api.request);
+    call->ended = true;
+}
+
+void call_pump(struct call *call, bool *more)
+{
+    struct request *request = call->api.request;
+    struct api_stream *stream = call->api.stream;
+    struct output output;
+    struct api_ended ended;
+    int64_t start = clock_mono_ns();
+    uint32_t taken = 0;
+
+    *more = false;
+    while (!call->ended && taken < PUMP_OUTPUTS_MAX &&
+           output_ring_pop(request->ring, &output) == STATUS_OK) {
+        taken++;
+        note_token(call, &output, start);
+        if (api_stream_push(stream, &output, &ended))
+            engine_end_choice(atomic_load(&call->frontend->engine), request, ended.choice,
+                              ended.kept_tokens);
+        note_done(call);
+    }
+    if (!taken) return;
+    *more = taken == PUMP_OUTPUTS_MAX && !call->ended;
+    if (call->ended && call->state == CALL_STREAM)
+        call_count(call, 200); /* before its last byte goes */
+    api_stream_flush(stream, &call->out);
+    call->make_ns += (uint64_t)(clock_mono_ns() - start);
+    if (call->ended && call->state == CALL_WAITING) finish_whole(call);
+}
+
+void call_vanish(struct call *call)
+{
+    if (call->state == CALL_GONE) return;
+    bool parsing = call->state == CALL_PARSING;
+
+    atomic_store(&call->gone, true);
+    call->state = CALL_GONE;
+    shutdown(call->conn->fd, SHUT_RDWR);
+    if (parsing) return; /* call_parsed ends it: until then the text thread has it */
+    call_count(call, 499);
+    if (call->submitted && !call->ended) {
+        engine_cancel(atomic_load(&call->frontend->engine), call->api.request);
+        call->ended = true;
+    }
+    if (call->suspended) io_resume(call);
+}
+
+void call_end(struct call *call)
+{
+    struct api_fault fault;
+
+    if (call->state != CALL_WAITING && call->state != CALL_STREAM) return;
+    if (call->ended) return;
+    api_refuse(&fault, 503, "server_draining", NULL, "The server is shutting down.");
+    api_stream_fail(call->api.stream, &fault, &call->out);
+    engine_cancel(atomic_load(&call->frontend->engine), call->api.request);
+    call->ended = true;
+    call_count(call, 503);
+    if (call->state == CALL_WAITING)
+        finish_whole(call);
+    else if (call->suspended)
+        io_resume(call);
+}

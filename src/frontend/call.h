@@ -1,0 +1,157 @@
+/* call.h - one HTTP request and its answer; and the parts of the frontend that all its files share.
+ *
+ * A call belongs to one connection and is touched by its I/O thread, save while a text thread has it (CALL_PARSING): then
+ * only `gone` is shared.
+ *
+ *   HEAD --first call--> BODY --all read--> ANSWER --queued--> SENT --completed--> (freed)
+ *                          |                  ^                 ^
+ *                          +--> PARSING --+---+ (a whole body)  |
+ *                               (suspended)|--> WAITING ---------+  whole answer, suspended until done
+ *                                          +--> STREAM ----------+  events; suspended whenever there is nothing to send
+ *   any of them --client gone--> GONE: its socket is shut down, libmicrohttpd ends it */
+#pragma once
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "api/api.h"
+#include "frontend/frontend.h"
+#include "frontend/http_route.h"
+#include "frontend/text_pool.h"
+
+enum call_state {
+    CALL_HEAD,
+    CALL_BODY,
+    CALL_PARSING,
+    CALL_WAITING,
+    CALL_STREAM,
+    CALL_ANSWER,
+    CALL_SENT,
+    CALL_GONE
+};
+
+struct conn {
+    struct io_thread *io;
+    struct MHD_Connection *mhd;
+    int fd;
+    int linger_fd; /* a duplicate, when what the client still sends is to be read away after the close; else -1 */
+    int64_t since_ns;  /* of the phase */
+    bool fresh;        /* no request has ended on it yet */
+    bool hung_up;      /* the client has closed its side */
+    struct call *call; /* NULL: idle */
+    struct conn *prev, *next;
+};
+
+struct call {
+    struct conn *conn;
+    struct frontend *frontend;
+    enum call_state state;
+    bool suspended;
+    bool counted; /* in the metrics */
+    bool close;   /* the connection ends with this answer */
+    bool refused_early;
+    _Atomic bool gone; /* the client has left; the text thread looks before it submits */
+
+    char *target; /* owned: as it came */
+    enum http_method method;
+    enum http_route route;
+    char path[512];
+    struct slice model_id; /* into path */
+    char request_id[132];
+    char request_headers[1004]; /* of a preflight */
+    bool has_origin;
+    uint64_t tenant;
+    int64_t received_ns;
+    struct buf body;
+    uint64_t body_reserved; /* of frontend.body_bytes */
+
+    /* the answer */
+    struct api_fault fault; /* http_status != 0: the answer is its body */
+    unsigned status;
+    const char *content_type;
+    struct buf out; /* whole answer, or events not yet given to libmicrohttpd */
+    size_t out_at;  /* sent part of out (events) */
+
+    /* generation */
+    struct api_answer api; /* written by the text thread */
+    bool submitted;
+    bool ended; /* api_stream_done: nothing more is expected */
+    int64_t first_token_ns, last_token_ns, last_taken_ns;
+    uint64_t make_ns;       /* making text and events */
+    struct call *next_done; /* list of the I/O thread */
+    struct call *next_again;
+    bool in_again;
+};
+
+struct frontend {
+    struct frontend_options options;
+    struct http_stats *stats;
+    struct text_pool *pool;
+    _Atomic(struct engine *) engine; /* NULL: loading; set after `model` */
+    const struct api_model *model;
+    _Atomic bool draining;
+    _Atomic bool stopping;
+    _Atomic uint32_t busy;
+    _Atomic uint64_t body_bytes; /* memory of all bodies being read or parsed */
+    uint64_t body_bytes_total;
+    int listen_fd;
+    uint16_t port;
+    uint32_t io_count;
+    struct io_thread *io; /* [io_count] */
+};
+
+/* --- call.c: life of a call --- */
+struct call *call_create(struct conn *conn, const char *target);
+void call_destroy(struct call *call);
+/* Takes memory for `bytes` more of the body; false: over the limit of all bodies. */
+bool call_reserve_body(struct call *call, uint64_t bytes);
+/* On a text thread: parse, tokenise, submit; then hands the call back to its I/O thread. */
+void call_run(void *call);
+/* On the I/O thread, after call_run: the call goes on by what has become of it. */
+void call_parsed(struct call *call);
+/* Takes outputs of the engine, makes text. *more: stopped at the bound of one turn. */
+void call_pump(struct call *call, bool *more);
+/* The client has left: its sequences leave the engine, the connection is shut down. */
+void call_vanish(struct call *call);
+/* Our side ends it (end of the drain time). */
+void call_end(struct call *call);
+/* Counts the finished request, once. */
+void call_count(struct call *call, unsigned status);
+static inline bool call_is_generation(const struct call *call)
+{
+    return call->route == ROUTE_CHAT || call->route == ROUTE_COMPLETIONS;
+}
+
+/* --- http.c: callbacks of libmicrohttpd --- */
+enum MHD_Result http_handle(void *cls, struct MHD_Connection *mhd, const char *url,
+                            const char *method, const char *version, const char *upload,
+                            size_t *upload_size, void **con_cls);
+void *http_request_line(void *cls, const char *target, struct MHD_Connection *mhd);
+void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
+                    enum MHD_RequestTerminationCode how);
+
+/* --- sse.c --- */
+/* Queues the response whose bytes come from call->out. */
+enum MHD_Result sse_queue(struct call *call, struct MHD_Connection *mhd);
+
+/* --- http.c --- */
+/* The headers that every answer has. */
+void http_add_headers(const struct call *call, struct MHD_Response *response);
+
+/* --- service.c: bodies of the service endpoints --- */
+/* Fills call->status, content_type and out (or call->fault). */
+void service_answer(struct call *call);
+enum api_state service_state(const struct frontend *frontend);
+
+/* --- io_thread.c --- */
+enum status io_create(struct frontend *frontend, struct io_thread *io, uint32_t number,
+                      uint32_t connections_max, struct error *err);
+void io_stop(struct io_thread *io); /* asks; io_destroy waits */
+void io_destroy(struct io_thread *io);
+
+void io_resume(struct call *call); /* lets libmicrohttpd go on with a suspended call */
+void io_suspend(struct call *call);
+void io_done(struct call *call);  /* text thread: hands the call back */
+void io_again(struct call *call); /* pump it once more in the next turn */
+struct output_bell *io_bell(struct io_thread *io);

@@ -1,0 +1,486 @@
+#include "frontend/io_thread.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+enum { EVENTS_PER_TURN = 256 };
+static const int64_t second_ns = 1000000000;
+/* What an event of our epoll set is about; any other data.ptr is a conn. */
+static char tag_mhd, tag_wake, tag_bell, tag_linger;
+
+static void wake(struct io_thread *io)
+{
+    uint64_t one = 1;
+
+    (void)!write(io->wake_fd, &one, sizeof one); /* EAGAIN: it is awake already */
+}
+
+static void drain_eventfd(int fd)
+{
+    uint64_t count;
+
+    (void)!read(fd, &count, sizeof count);
+}
+
+static bool watch(struct io_thread *io, int fd, uint32_t events, void *tag)
+{
+    struct epoll_event event = {.events = events, .data.ptr = tag};
+
+    return epoll_ctl(io->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+/* --- calls --- */
+
+struct output_bell *io_bell(struct io_thread *io)
+{
+    return &io->bell;
+}
+
+void io_suspend(struct call *call)
+{
+    if (call->suspended) return;
+    call->suspended = true;
+    MHD_suspend_connection(call->conn->mhd);
+}
+
+void io_resume(struct call *call)
+{
+    if (!call->suspended) return;
+    call->suspended = false;
+    MHD_resume_connection(call->conn->mhd);
+}
+
+void io_done(struct call *call)
+{
+    struct io_thread *io = call->conn->io;
+
+    pthread_mutex_lock(&io->lock);
+    bool first = io->done == NULL;
+
+    call->next_done = io->done;
+    io->done = call;
+    pthread_mutex_unlock(&io->lock);
+    if (first) wake(io);
+}
+
+void io_again(struct call *call)
+{
+    struct io_thread *io = call->conn->io;
+
+    if (call->in_again) return;
+    call->in_again = true;
+    call->next_again = io->again;
+    io->again = call;
+}
+
+static void take_done(struct io_thread *io)
+{
+    struct call *call, *next, *oldest_first = NULL;
+
+    pthread_mutex_lock(&io->lock);
+    call = io->done;
+    io->done = NULL;
+    pthread_mutex_unlock(&io->lock);
+    for (; call; call = next) {
+        next = call->next_done;
+        call->next_done = oldest_first;
+        oldest_first = call;
+    }
+    for (call = oldest_first; call; call = next) {
+        next = call->next_done;
+        call_parsed(call);
+    }
+}
+
+static void pump(struct call *call)
+{
+    bool more;
+
+    if (call->state == CALL_STREAM && !call->suspended) return; /* libmicrohttpd will ask */
+    if (call->state != CALL_STREAM && call->state != CALL_WAITING) return;
+    call_pump(call, &more);
+    if (call->state == CALL_STREAM && (call->out.len > call->out_at || call->ended))
+        io_resume(call);
+    if (call->state == CALL_WAITING && more) io_again(call);
+}
+
+static void take_again(struct io_thread *io)
+{
+    struct call *next, *call = io->again;
+
+    io->again = NULL;
+    for (; call; call = next) {
+        next = call->next_again;
+        call->in_again = false;
+        pump(call);
+    }
+}
+
+static void forget_again(struct io_thread *io, struct call *call)
+{
+    for (struct call **at = &io->again; *at; at = &(*at)->next_again)
+        if (*at == call) {
+            *at = call->next_again;
+            return;
+        }
+}
+
+static void answer_bell(struct io_thread *io)
+{
+    struct request *next, *r = output_bell_take(&io->bell);
+
+    for (; r; r = next) {
+        next = output_bell_next(r);
+        struct call *call = r->frontend;
+
+        /* while the text thread still has the call, call_parsed will look */
+        if (call && call->state != CALL_PARSING) pump(call);
+        request_unref(r);
+    }
+}
+
+/* --- connections --- */
+
+static void set_socket(const struct io_thread *io, int fd)
+{
+    const struct frontend_options *o = &io->frontend->options;
+    unsigned stall_ms = o->client_stall_s * 1000;
+    int on = 1;
+
+    if (o->uds && *o->uds) return;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    /* a peer that acknowledges nothing, or keeps its window shut, for so long is gone */
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &stall_ms, sizeof stall_ms);
+}
+
+static struct conn *open_conn(struct io_thread *io, struct MHD_Connection *mhd)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+    struct conn *conn = calloc(1, sizeof *conn);
+
+    if (!conn || !info) {
+        free(conn);
+        return NULL;
+    }
+    *conn = (struct conn){.io = io,
+                          .mhd = mhd,
+                          .fd = info->connect_fd,
+                          .linger_fd = -1,
+                          .since_ns = clock_mono_ns(),
+                          .fresh = true,
+                          .next = io->conns};
+    if (io->conns) io->conns->prev = conn;
+    io->conns = conn;
+    set_socket(io, conn->fd);
+    watch(io, conn->fd, EPOLLRDHUP | EPOLLET, conn);
+    atomic_fetch_add_explicit(&io->frontend->stats->connections_accepted, 1, memory_order_relaxed);
+    return conn;
+}
+
+/* Reads away what the client still sends, so that the kernel delivers our answer instead of a reset. */
+static void start_linger(struct io_thread *io, int fd)
+{
+    if (io->linger_count == LINGERS_MAX || !watch(io, fd, EPOLLIN | EPOLLRDHUP, &tag_linger)) {
+        close(fd);
+        return;
+    }
+    shutdown(fd, SHUT_WR);
+    io->lingers[io->linger_count++] = (struct leftover){fd, clock_mono_ns() + 2 * second_ns};
+}
+
+static void close_conn(struct io_thread *io, struct conn *conn)
+{
+    epoll_ctl(io->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
+    if (conn->call) { /* its head was never whole */
+        atomic_fetch_sub(&io->frontend->busy, 1);
+        forget_again(io, conn->call);
+        call_destroy(conn->call);
+    }
+    if (conn->linger_fd >= 0) start_linger(io, conn->linger_fd);
+    if (conn->prev)
+        conn->prev->next = conn->next;
+    else
+        io->conns = conn->next;
+    if (conn->next) conn->next->prev = conn->prev;
+    free(conn);
+    atomic_fetch_add_explicit(&io->frontend->stats->connections_closed, 1, memory_order_relaxed);
+}
+
+static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    struct io_thread *io = cls;
+
+    if (code == MHD_CONNECTION_NOTIFY_STARTED)
+        *context = open_conn(io, mhd);
+    else if (*context)
+        close_conn(io, *context);
+}
+
+static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
+                         enum MHD_RequestTerminationCode how)
+{
+    struct io_thread *io = cls;
+
+    if (*con_cls) forget_again(io, *con_cls);
+    http_completed(io->frontend, mhd, con_cls, how);
+}
+
+static void *on_request_line(void *cls, const char *target, struct MHD_Connection *mhd)
+{
+    struct io_thread *io = cls;
+
+    return http_request_line(io->frontend, target, mhd);
+}
+
+static void hang_up(struct conn *conn)
+{
+    struct call *call = conn->call;
+
+    conn->hung_up = true;
+    /* while libmicrohttpd reads it sees the end itself; a sent answer needs nobody */
+    if (call && call->state >= CALL_PARSING && call->state <= CALL_STREAM) call_vanish(call);
+}
+
+static void end_linger(struct io_thread *io, uint32_t i)
+{
+    close(io->lingers[i].fd);
+    io->lingers[i] = io->lingers[--io->linger_count];
+}
+
+static void read_lingers(struct io_thread *io, int64_t now)
+{
+    char away[16384];
+
+    for (uint32_t i = io->linger_count; i-- > 0;) {
+        ssize_t got = 1;
+
+        for (int turns = 0; turns < 16 && got > 0; turns++)
+            got = recv(io->lingers[i].fd, away, sizeof away, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN) || now > io->lingers[i].until_ns)
+            end_linger(io, i);
+    }
+}
+
+/* --- time limits --- */
+
+static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
+{
+    const struct frontend_options *o = &io->frontend->options;
+    struct call *call = conn->call;
+    int64_t age_ns = now - conn->since_ns;
+
+    if (!call || call->state <= CALL_BODY) {
+        bool idle = !call && !conn->fresh;
+
+        if (age_ns < (idle ? o->idle_timeout_s : o->header_timeout_s) * second_ns) return;
+        atomic_fetch_add_explicit(&io->frontend->stats->connections_timed_out, 1,
+                                  memory_order_relaxed);
+        shutdown(conn->fd, SHUT_RDWR); /* libmicrohttpd sees the end and closes */
+    } else if (call->state == CALL_STREAM && !call->suspended &&
+               now - call->last_taken_ns > o->client_stall_s * second_ns) {
+        log_info("client stalled", "request_id=%s", call->request_id);
+        call_vanish(call);
+    }
+}
+
+static void sweep(struct io_thread *io, int64_t now)
+{
+    struct conn *next;
+
+    if (now - io->swept_ns < second_ns) return;
+    io->swept_ns = now;
+    for (struct conn *conn = io->conns; conn; conn = next) {
+        next = conn->next;
+        sweep_conn(io, conn, now);
+    }
+    read_lingers(io, now);
+}
+
+/* --- the loop --- */
+
+static int wait_ms(struct io_thread *io)
+{
+    MHD_UNSIGNED_LONG_LONG mhd_ms;
+    int ms = io->conns || io->linger_count || atomic_load(&io->stopping) ? 1000 : -1;
+
+    if (io->again) return 0;
+    if (MHD_get_timeout(io->mhd, &mhd_ms) == MHD_YES && (ms < 0 || mhd_ms < (unsigned)ms))
+        ms = mhd_ms > 1000 ? 1000 : (int)mhd_ms;
+    return ms;
+}
+
+static void turn(struct io_thread *io, int ms)
+{
+    struct epoll_event events[EVENTS_PER_TURN];
+    int count = epoll_wait(io->epoll_fd, events, EVENTS_PER_TURN, ms);
+    bool bell = false, done = false, linger = false;
+
+    /* hang-ups first: a conn is freed only within MHD_run, so every pointer here is alive */
+    for (int i = 0; i < count; i++) {
+        void *tag = events[i].data.ptr;
+
+        if (tag == &tag_bell)
+            bell = true;
+        else if (tag == &tag_wake)
+            done = true;
+        else if (tag == &tag_linger)
+            linger = true;
+        else if (tag != &tag_mhd && events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+            hang_up(tag);
+    }
+    if (done) drain_eventfd(io->wake_fd);
+    if (bell) drain_eventfd(io->bell.event_fd);
+    if (done) take_done(io);
+    if (bell) answer_bell(io);
+    take_again(io);
+    MHD_run(io->mhd);
+    int64_t now = clock_mono_ns();
+
+    if (linger) read_lingers(io, now);
+    sweep(io, now);
+}
+
+static bool any_call(const struct io_thread *io, bool parsing_only)
+{
+    for (const struct conn *conn = io->conns; conn; conn = conn->next)
+        if (conn->call && (!parsing_only || conn->call->suspended)) return true;
+    return false;
+}
+
+/* Ends what is open: error events, then a grace for the bytes, then the sockets. */
+static void wind_down(struct io_thread *io)
+{
+    int64_t until = clock_mono_ns() + 2 * second_ns;
+    int listen_fd = MHD_quiesce_daemon(io->mhd);
+
+    if (listen_fd >= 0) close(listen_fd);
+    while (any_call(io, false) && clock_mono_ns() < until) {
+        for (struct conn *conn = io->conns; conn; conn = conn->next)
+            if (conn->call) call_end(conn->call);
+        turn(io, 20);
+    }
+    for (struct conn *conn = io->conns; conn; conn = conn->next)
+        if (conn->call) call_vanish(conn->call);
+    while (any_call(
+        io,
+        true)) /* text threads still have some: libmicrohttpd must not end with suspended ones */
+        turn(io, 20);
+    MHD_run(io->mhd);
+}
+
+static void *io_main(void *arg)
+{
+    struct io_thread *io = arg;
+
+    pthread_setname_np(pthread_self(), "inferd-io");
+    while (!atomic_load(&io->stopping))
+        turn(io, wait_ms(io));
+    wind_down(io);
+    MHD_stop_daemon(io->mhd);
+    io->mhd = NULL;
+    return NULL;
+}
+
+/* --- life --- */
+
+static void log_mhd(void *cls, const char *format, va_list args)
+{
+    char text[256];
+
+    (void)cls;
+    vsnprintf(text, sizeof text, format, args);
+    text[strcspn(text, "\n")] = 0;
+    log_debug("http", "says=\"%s\"", text);
+}
+
+/* The target stays as it came: http_route.c decodes it. */
+static size_t keep_escapes(void *cls, struct MHD_Connection *mhd, char *text)
+{
+    (void)cls;
+    (void)mhd;
+    return strlen(text);
+}
+
+static struct MHD_Daemon *start_mhd(struct io_thread *io, uint32_t connections_max)
+{
+    return MHD_start_daemon(
+        MHD_USE_EPOLL | MHD_USE_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, http_handle,
+        io->frontend, MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_LISTEN_SOCKET,
+        io->listen_fd, MHD_OPTION_CONNECTION_LIMIT, connections_max,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)MHD_POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+        0u, MHD_OPTION_NOTIFY_CONNECTION, on_connection, io, MHD_OPTION_NOTIFY_COMPLETED,
+        on_completed, io, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, io,
+        MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
+        MHD_OPTION_END);
+}
+
+static enum status open_all(struct io_thread *io, uint32_t connections_max, struct error *err)
+{
+    io->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    io->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    io->listen_fd = dup(io->frontend->listen_fd); /* each daemon closes its own */
+    if (io->epoll_fd < 0 || io->wake_fd < 0 || io->listen_fd < 0)
+        return error_set(err, STATUS_IO, "no file descriptor for an I/O thread: %s",
+                         strerror(errno));
+    io->mhd = start_mhd(io, connections_max);
+    if (!io->mhd) return error_set(err, STATUS_NOMEM, "libmicrohttpd could not start");
+    io->listen_fd = -1;
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(io->mhd, MHD_DAEMON_INFO_EPOLL_FD);
+
+    io->mhd_epoll_fd = info->listen_fd; /* the union's int */
+    if (!watch(io, io->mhd_epoll_fd, EPOLLIN, &tag_mhd) ||
+        !watch(io, io->wake_fd, EPOLLIN, &tag_wake) ||
+        !watch(io, io->bell.event_fd, EPOLLIN, &tag_bell))
+        return error_set(err, STATUS_IO, "epoll_ctl: %s", strerror(errno));
+    return STATUS_OK;
+}
+
+enum status io_create(struct frontend *frontend, struct io_thread *io, uint32_t number,
+                      uint32_t connections_max, struct error *err)
+{
+    (void)number;
+    io->frontend = frontend;
+    io->epoll_fd = io->wake_fd = io->listen_fd = -1;
+    pthread_mutex_init(&io->lock, NULL);
+    enum status st = output_bell_init(&io->bell);
+
+    if (st) return error_set(err, st, "no eventfd for an I/O thread");
+    st = open_all(io, connections_max, err);
+    if (!st && pthread_create(&io->thread, NULL, io_main, io))
+        st = error_set(err, STATUS_NOMEM, "no room for an I/O thread");
+    io->started = !st;
+    return st;
+}
+
+void io_stop(struct io_thread *io)
+{
+    atomic_store(&io->stopping, true);
+    if (io->wake_fd >= 0) wake(io);
+}
+
+void io_destroy(struct io_thread *io)
+{
+    if (!io->frontend) return; /* never made */
+    if (io->started) pthread_join(io->thread, NULL);
+    if (io->mhd) MHD_stop_daemon(io->mhd);
+    while (io->linger_count)
+        end_linger(io, io->linger_count - 1);
+    if (io->bell.event_fd >= 0) output_bell_fini(&io->bell);
+    if (io->listen_fd >= 0) close(io->listen_fd);
+    if (io->wake_fd >= 0) close(io->wake_fd);
+    if (io->epoll_fd >= 0) close(io->epoll_fd);
+    pthread_mutex_destroy(&io->lock);
+}

@@ -1,0 +1,106 @@
+/* service.c - /health, /ready, /version, /metrics, /v1/models: docs/api.md section 6. */
+#include "api/json_out.h"
+#include "base/clock.h"
+#include "frontend/call.h"
+#include "observe/metrics.h"
+
+static const int64_t stuck_ns = 30000000000; /* no step for so long with work at hand: not ready */
+
+enum api_state service_state(const struct frontend *f)
+{
+    if (!atomic_load(&f->engine)) return API_LOADING;
+    return atomic_load(&f->draining) ? API_DRAINING : API_READY;
+}
+
+static void put_error(struct call *call, const char *reason)
+{
+    call->status = 503;
+    buf_append_str(&call->out, "{\"status\":\"error\",\"reason\":");
+    json_out_string(&call->out, slice_str(reason ? reason : "the engine has ended"));
+    buf_append_str(&call->out, "}");
+}
+
+static void answer_health(struct call *call, const struct engine_stats *stats)
+{
+    if (stats && !stats->alive)
+        put_error(call, stats->dead_reason);
+    else
+        buf_append_str(&call->out, "{\"status\":\"ok\"}");
+}
+
+static void answer_ready(struct call *call, const struct engine_stats *stats)
+{
+    enum api_state state = service_state(call->frontend);
+
+    if (stats && !stats->alive) {
+        put_error(call, stats->dead_reason);
+        return;
+    }
+    if (stats && stats->seqs_running && clock_mono_ns() - stats->last_progress_ns > stuck_ns) {
+        put_error(call, "the engine has made no progress for 30 s");
+        return;
+    }
+    if (state == API_READY) {
+        buf_append_str(&call->out, "{\"status\":\"ready\"}");
+        return;
+    }
+    call->status = 503;
+    call->fault.retry_after_s = 1;
+    buf_append_str(&call->out,
+                   state == API_LOADING ? "{\"status\":\"loading\"}" : "{\"status\":\"draining\"}");
+}
+
+static void answer_version(struct call *call)
+{
+    const struct frontend_options *o = &call->frontend->options;
+
+    buf_append_str(&call->out, "{\"version\":");
+    json_out_string(&call->out, slice_str(o->version));
+    if (o->commit) {
+        buf_append_str(&call->out, ",\"commit\":");
+        json_out_string(&call->out, slice_str(o->commit));
+    }
+    buf_append_str(&call->out, "}");
+}
+
+static void answer_metrics(struct call *call, const struct engine_stats *stats)
+{
+    struct metrics_sources sources = {stats, call->frontend->stats};
+
+    call->content_type = "text/plain; version=0.0.4; charset=utf-8";
+    metrics_prometheus(&sources, &call->out);
+}
+
+static void answer_models(struct call *call)
+{
+    struct frontend *f = call->frontend;
+
+    if (service_state(f) == API_LOADING) {
+        api_refuse(&call->fault, 503, "model_loading", NULL, "The model is still loading.");
+        return;
+    }
+    if (call->route == ROUTE_MODELS)
+        api_models_body(f->model, &call->out);
+    else
+        api_model_body(f->model, call->model_id, &call->out, &call->fault);
+}
+
+void service_answer(struct call *call)
+{
+    struct engine *engine = atomic_load(&call->frontend->engine);
+    struct engine_stats stats;
+
+    call->status = 200;
+    if (call->method == HTTP_OPTIONS) {
+        call->status = 204;
+        return;
+    }
+    if (engine) engine_stats(engine, &stats);
+    switch (call->route) {
+    case ROUTE_HEALTH: answer_health(call, engine ? &stats : NULL); break;
+    case ROUTE_READY: answer_ready(call, engine ? &stats : NULL); break;
+    case ROUTE_VERSION: answer_version(call); break;
+    case ROUTE_METRICS: answer_metrics(call, engine ? &stats : NULL); break;
+    default: answer_models(call); break;
+    }
+}

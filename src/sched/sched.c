@@ -1,0 +1,516 @@
+#include "sched/sched.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sched/sched_state.h"
+
+static_assert((int)KV_GROUPS_MAX == (int)PLAN_GROUPS_MAX, "a table per group of the plan");
+
+enum {
+    CHUNK_TOKENS = 16
+}; /* borders of prompt chunks: a whole block of every format's smallest size */
+
+struct sequence *sched_link_seq(const struct seq_link *link)
+{
+    return (struct sequence *)((char *)(uintptr_t)link - offsetof(struct sequence, link));
+}
+
+/* To the end of the list of `state`. */
+void sched_move(struct sched *sched, struct sequence *seq, enum seq_state state)
+{
+    struct seq_link *link = &seq->link, *head = &sched->lists[state];
+
+    link->prev->next = link->next;
+    link->next->prev = link->prev;
+    sched->counts[seq->state]--;
+    link->prev = head->prev;
+    link->next = head;
+    head->prev->next = link;
+    head->prev = link;
+    sched->counts[state]++;
+    seq->state = state;
+}
+
+static enum status check_options(const struct sched_options *options,
+                                 const struct device_limits *limits, struct error *err)
+{
+    if (options->max_num_seqs < 1 || options->max_num_seqs > limits->slots_max)
+        return error_set(err, STATUS_INVALID, "max_num_seqs is %u; it must be 1 to %u",
+                         options->max_num_seqs, limits->slots_max);
+    if (options->max_num_batched_tokens < 1 || options->max_num_batched_tokens > limits->rows_max)
+        return error_set(err, STATUS_INVALID, "max_num_batched_tokens is %u; it must be 1 to %u",
+                         options->max_num_batched_tokens, limits->rows_max);
+    return STATUS_OK;
+}
+
+static enum status alloc_tables(struct sched *sched)
+{
+    uint32_t seqs = sched->options.max_num_seqs;
+
+    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+        sched->table_blocks[g] = kv_space_blocks(&sched->kv, g, sched->limits->context_tokens);
+        sched->table_stride += sched->table_blocks[g];
+    }
+    sched->tables = calloc((size_t)seqs * sched->table_stride, sizeof *sched->tables);
+    sched->free_slots = calloc(seqs, sizeof *sched->free_slots);
+    if (!sched->tables || !sched->free_slots) return STATUS_NOMEM;
+    for (uint32_t i = 0; i < seqs; i++)
+        sched->free_slots[i] = seqs - 1 - i;
+    sched->free_slot_count = seqs;
+    return STATUS_OK;
+}
+
+enum status sched_create(const struct sched_options *options, const struct plan *plan,
+                         const struct device_limits *limits, struct sched **out, struct error *err)
+{
+    enum status st = check_options(options, limits, err);
+    uint32_t block_tokens[KV_GROUPS_MAX];
+
+    if (st) return st;
+    struct sched *sched = calloc(1, sizeof *sched);
+    if (!sched) return error_set(err, STATUS_NOMEM, "no memory for the scheduler");
+    sched->options = *options;
+    sched->plan = plan;
+    sched->limits = limits;
+    for (int s = 0; s < SEQ_STATE_COUNT; s++)
+        sched->lists[s] = (struct seq_link){&sched->lists[s], &sched->lists[s]};
+    for (uint32_t g = 0; g < plan->group_count; g++)
+        block_tokens[g] = plan->groups[g].block_tokens;
+    st = kv_space_init(&sched->kv, plan->group_count, block_tokens, limits->kv_blocks);
+    if (!st) st = alloc_tables(sched);
+    if (st) {
+        sched_destroy(sched);
+        return error_set(err, st, "the scheduler's block pools and tables could not be made");
+    }
+    *out = sched;
+    return STATUS_OK;
+}
+
+void sched_destroy(struct sched *sched)
+{
+    if (!sched) return;
+    for (int s = 0; s < SEQ_STATE_COUNT; s++)
+        assert(sched->counts[s] == 0);
+    kv_space_fini(&sched->kv);
+    free(sched->tables);
+    free(sched->free_slots);
+    free(sched);
+}
+
+enum status sched_fits(const struct sched *sched, const struct sequence *seq, struct error *err)
+{
+    uint32_t tokens = sequence_kv_tokens(seq);
+
+    if ((uint64_t)seq->prompt_count + seq->max_new > sched->limits->context_tokens)
+        return error_set(err, STATUS_INVALID,
+                         "prompt (%u tokens) and max_tokens (%u) are more than the context of %u",
+                         seq->prompt_count, seq->max_new, sched->limits->context_tokens);
+    if (seq->open.banned_count > sched->limits->banned_max)
+        return error_set(err, STATUS_INVALID, "%u stop ids; with min_tokens at most %u",
+                         seq->open.banned_count, sched->limits->banned_max);
+    if (seq->open.bias_count > sched->limits->bias_max)
+        return error_set(err, STATUS_INVALID, "%u logit_bias entries; at most %u",
+                         seq->open.bias_count, sched->limits->bias_max);
+    if (!kv_space_fits(&sched->kv, tokens))
+        return error_set(
+            err, STATUS_INVALID,
+            "prompt and max_tokens need KV for %u tokens; the pool has %u blocks of %u", tokens,
+            kv_pool_capacity(sched->kv.pools[0]), sched->kv.block_tokens[0]);
+    return STATUS_OK;
+}
+
+void sched_add(struct sched *sched, struct sequence *seq)
+{
+    assert(seq->state == SEQ_NEW && seq->prompt_count >= 1 && sequence_rows_left(seq) > 0);
+    seq->arrival = ++sched->arrivals;
+    admission_enqueue(sched, seq);
+}
+
+void sched_end(struct sched *sched, struct sequence *seq)
+{
+    switch (seq->state) {
+    case SEQ_WAITING: sched_move(sched, seq, SEQ_GONE); break;
+    case SEQ_RUNNING:
+    case SEQ_BLOCKED:
+        sched_move(sched, seq, SEQ_ENDING);
+        if (seq->last_seq_no <= sched->done_seq_no) admission_release(sched, seq);
+        break;
+    case SEQ_ENDING:
+    case SEQ_GONE: break;
+    default: assert(!"a sequence that was never added");
+    }
+}
+
+struct sequence *sched_reap(struct sched *sched)
+{
+    struct seq_link *first = sched->lists[SEQ_GONE].next;
+
+    if (first == &sched->lists[SEQ_GONE]) return NULL;
+    first->prev->next = first->next;
+    first->next->prev = first->prev;
+    sched->counts[SEQ_GONE]--;
+    return sched_link_seq(first);
+}
+
+void sched_step_done(struct sched *sched, uint64_t seq_no)
+{
+    struct seq_link *head = &sched->lists[SEQ_ENDING], *next;
+
+    assert(seq_no >= sched->done_seq_no);
+    sched->done_seq_no = seq_no;
+    for (struct seq_link *link = head->next; link != head; link = next) {
+        next = link->next;
+        if (sched_link_seq(link)->last_seq_no <= seq_no)
+            admission_release(sched, sched_link_seq(link));
+    }
+}
+
+/* --- planning ------------------------------------------------------------------------------------------------- */
+
+struct planning {
+    struct sched *sched;
+    struct step *step;
+    struct sched_step *out;
+    uint64_t seq_no;
+    int64_t now_ns;
+    uint32_t rows_left, logits_left;
+};
+
+/* Whether one more sample may be planned. Without credit the sequence is blocked. */
+static bool has_credit(struct planning *p, struct sequence *seq)
+{
+    struct sched *sched = p->sched;
+
+    if (!seq->credit || seq->credit->left > 0) return true;
+    if (sched->options.refill) {
+        sched->options.refill(sched->options.refill_ctx, seq, p->now_ns);
+        if (seq->credit->left > 0) return true;
+    }
+    seq->blocked_since_ns = p->now_ns;
+    sched_move(sched, seq, SEQ_BLOCKED);
+    return false;
+}
+
+/* How many of the rows left go into this step; 0: none fit. */
+static uint32_t chunk_rows(const struct planning *p, const struct sequence *seq)
+{
+    uint32_t left = sequence_rows_left(seq), rows = left < p->rows_left ? left : p->rows_left;
+
+    if (p->logits_left == 0) return 0;
+    if (seq->score_prompt && rows > p->logits_left) rows = p->logits_left;
+    if (rows == left) return rows;
+    uint32_t end = (seq->computed + rows) / CHUNK_TOKENS * CHUNK_TOKENS;
+    return end > seq->computed ? end - seq->computed : rows;
+}
+
+static uint32_t table_changes(const struct sched *sched, const struct sequence *seq,
+                              uint32_t tokens)
+{
+    uint32_t changes = 0;
+
+    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+        uint32_t blocks = kv_space_blocks(&sched->kv, g, tokens);
+        uint32_t sent = seq->kv.tables[g].sent;
+
+        changes += blocks > sent ? blocks - sent : 0;
+    }
+    return changes;
+}
+
+/* Whether the step's arrays take this sequence's open and the tables of so many tokens. */
+static bool arrays_have_room(const struct planning *p, const struct sequence *seq, uint32_t tokens)
+{
+    const struct step *step = p->step;
+
+    if (step->segment_count == step->segment_cap) return false;
+    if (step->table_count + table_changes(p->sched, seq, tokens) > step->table_cap) return false;
+    if (seq->last_seq_no) return true; /* its slot is open */
+    return step->open_count < step->open_cap &&
+           step->id_count + sequence_open_ids(seq) <= step->id_cap &&
+           step->bias_count + seq->open.bias_count <= step->bias_cap;
+}
+
+static uint32_t put_ids(struct step *step, const int32_t *ids, uint32_t count)
+{
+    uint32_t first = step->id_count;
+
+    if (count) memcpy(step_ids(step) + first, ids, count * sizeof *ids);
+    step->id_count += count;
+    return first;
+}
+
+static void put_open(struct step *step, const struct sequence *seq)
+{
+    struct step_open open = seq->open;
+    bool repetition = open.repetition_penalty != 1;
+    bool counts = open.frequency_penalty != 0 || open.presence_penalty != 0;
+
+    open.slot = seq->slot;
+    open.banned_first = put_ids(step, seq->banned, open.banned_count);
+    open.prompt_count = repetition ? seq->prompt_count : 0;
+    open.prompt_first = put_ids(step, seq->prompt, open.prompt_count);
+    open.sampled_count = repetition || counts ? seq->sampled_known : 0;
+    open.sampled_first = put_ids(step, seq->sampled, open.sampled_count);
+    open.bias_first = step->bias_count;
+    if (open.bias_count)
+        memcpy(step_biases(step) + step->bias_count, seq->biases,
+               open.bias_count * sizeof *seq->biases);
+    step->bias_count += open.bias_count;
+    step_opens(step)[step->open_count++] = open;
+}
+
+static void put_tables(struct planning *p, struct sequence *seq, uint32_t tokens)
+{
+    struct sched *sched = p->sched;
+
+    kv_seq_grow(&seq->kv, &sched->kv, tokens);
+    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+        struct kv_table *table = &seq->kv.tables[g];
+
+        for (; table->sent < table->count; table->sent++)
+            step_tables(p->step)[p->step->table_count++] =
+                (struct step_table_change){seq->slot, g, table->sent, table->blocks[table->sent]};
+    }
+}
+
+static void put_targets(struct step *step, const struct sequence *seq,
+                        const struct sched_entry *entry)
+{
+    int32_t *targets = step_targets(step) + entry->output_first;
+    uint32_t scores = entry->output_count - entry->samples;
+
+    for (uint32_t i = 0; i < scores; i++)
+        targets[i] = seq->prompt[entry->first_position + i + 1];
+    if (entry->samples) targets[scores] = TARGET_SAMPLE;
+}
+
+/* Adds the next `rows` rows of a sequence. Everything has been found to fit. */
+static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
+{
+    struct step *step = p->step;
+    uint32_t end = seq->computed + rows;
+    bool samples = seq->max_new > 0 && end == sequence_target(seq);
+    uint32_t outputs = seq->score_prompt && seq->computed < seq->prompt_count ? rows : samples;
+    struct sched_entry *entry = &p->out->entries[p->out->entry_count++];
+
+    *entry = (struct sched_entry){seq, seq->computed, rows, step->output_count, outputs, samples};
+    if (!seq->last_seq_no) put_open(step, seq);
+    put_tables(p, seq, end);
+    step_segments(step)[step->segment_count++] = (struct step_segment){
+        .slot = seq->slot,
+        .first_row = step->row_count,
+        .rows = rows,
+        .context_len = seq->computed,
+        .logits_first = outputs ? rows - outputs : 0,
+        .logits_count = outputs,
+        .output_first = step->output_count,
+    };
+    for (uint32_t i = 0; i < rows; i++)
+        step_tokens(step)[step->row_count + i] = sequence_token_at(seq, seq->computed + i);
+    put_targets(step, seq, entry);
+    step->row_count += rows;
+    step->output_count += outputs;
+    p->rows_left -= rows;
+    p->logits_left -= outputs;
+    seq->computed = end;
+    seq->last_seq_no = p->seq_no;
+    if (samples) {
+        seq->sampled_planned++;
+        if (seq->credit) {
+            seq->credit->left--;
+            seq->credit->in_flight++;
+        }
+    }
+}
+
+enum put { PUT_DONE, PUT_SKIPPED, PUT_NO_ROOM };
+
+static enum put put_sequence(struct planning *p, struct sequence *seq)
+{
+    uint32_t rows = chunk_rows(p, seq);
+
+    if (rows == 0 || !arrays_have_room(p, seq, seq->computed + rows)) return PUT_NO_ROOM;
+    if (seq->max_new && rows == sequence_rows_left(seq) && !has_credit(p, seq)) return PUT_SKIPPED;
+    put_segment(p, seq, rows);
+    return PUT_DONE;
+}
+
+/* The list begins with `first` from now on: who was left out is served first in the next step. */
+static void rotate_to(struct seq_link *head, struct seq_link *first)
+{
+    head->prev->next = head->next;
+    head->next->prev = head->prev;
+    head->prev = first->prev;
+    head->next = first;
+    first->prev->next = head;
+    first->prev = head;
+}
+
+static void plan_decodes(struct planning *p)
+{
+    struct seq_link *head = &p->sched->lists[SEQ_RUNNING], *next;
+
+    for (struct seq_link *link = head->next; link != head; link = next) {
+        struct sequence *seq = sched_link_seq(link);
+
+        next = link->next;
+        if (sequence_rows_left(seq) != 1) continue;
+        if (put_sequence(p, seq) == PUT_NO_ROOM) {
+            rotate_to(head, link);
+            return;
+        }
+    }
+}
+
+static void plan_chunks(struct planning *p)
+{
+    struct seq_link *head = &p->sched->lists[SEQ_RUNNING], *next;
+
+    for (struct seq_link *link = head->next; link != head && p->rows_left; link = next) {
+        struct sequence *seq = sched_link_seq(link);
+
+        next = link->next;
+        if (seq->last_seq_no == p->seq_no || sequence_rows_left(seq) == 0) continue;
+        if (put_sequence(p, seq) == PUT_NO_ROOM) return;
+    }
+}
+
+/* Whether the step could carry the first rows of a sequence that is not admitted yet. */
+static bool first_chunk_fits(const struct planning *p, const struct sequence *seq)
+{
+    struct sequence fresh = *seq;
+    uint32_t rows = chunk_rows(p, seq);
+
+    memset(&fresh.kv, 0, sizeof fresh.kv);
+    return rows > 0 && arrays_have_room(p, &fresh, seq->computed + rows);
+}
+
+static void plan_admissions(struct planning *p)
+{
+    struct sched *sched = p->sched;
+    struct seq_link *head = &sched->lists[SEQ_WAITING];
+
+    while (p->rows_left && head->next != head) {
+        if (!first_chunk_fits(p, sched_link_seq(head->next))) return;
+        struct sequence *seq = admission_next(sched);
+
+        if (!seq || put_sequence(p, seq) == PUT_NO_ROOM) return;
+    }
+}
+
+bool sched_unblock(struct sched *sched, int64_t now_ns)
+{
+    struct seq_link *head = &sched->lists[SEQ_BLOCKED], *next;
+    bool any = false;
+
+    for (struct seq_link *link = head->next; link != head; link = next) {
+        struct sequence *seq = sched_link_seq(link);
+
+        next = link->next;
+        if (seq->credit->left == 0 && sched->options.refill)
+            sched->options.refill(sched->options.refill_ctx, seq, now_ns);
+        if (seq->credit->left == 0) continue;
+        sched_move(sched, seq, SEQ_RUNNING);
+        any = true;
+    }
+    return any;
+}
+
+bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct step *step,
+                struct sched_step *out)
+{
+    struct planning p = {
+        .sched = sched,
+        .step = step,
+        .out = out,
+        .seq_no = seq_no,
+        .now_ns = now_ns,
+        .rows_left = sched->options.max_num_batched_tokens,
+        .logits_left = sched->limits->logits_max,
+    };
+
+    assert(seq_no > sched->done_seq_no);
+    step_clear(step, seq_no);
+    out->seq_no = seq_no;
+    out->entry_count = out->row_count = 0;
+    sched_unblock(sched, now_ns);
+    plan_decodes(&p);
+    plan_chunks(&p);
+    plan_admissions(&p);
+    out->row_count = step->row_count;
+    return out->entry_count > 0;
+}
+
+/* --- looking -------------------------------------------------------------------------------------------------- */
+
+struct sequence *sched_next_blocked(const struct sched *sched, const struct sequence *after)
+{
+    const struct seq_link *head = &sched->lists[SEQ_BLOCKED];
+    const struct seq_link *next = after ? after->link.next : head->next;
+
+    return next == head ? NULL : sched_link_seq(next);
+}
+
+struct sched_counts sched_counts(const struct sched *sched)
+{
+    struct sched_counts counts = {
+        .waiting = sched->counts[SEQ_WAITING],
+        .running = sched->counts[SEQ_RUNNING],
+        .blocked = sched->counts[SEQ_BLOCKED],
+        .ending = sched->counts[SEQ_ENDING],
+    };
+
+    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+        uint32_t capacity = kv_pool_capacity(sched->kv.pools[g]);
+
+        counts.kv_blocks_total += capacity;
+        counts.kv_blocks_used += capacity - kv_pool_free_count(sched->kv.pools[g]);
+    }
+    return counts;
+}
+
+static uint32_t check_list(const struct sched *sched, enum seq_state state, uint32_t *blocks,
+                           uint32_t *promised)
+{
+    const struct seq_link *head = &sched->lists[state];
+    bool holds = state == SEQ_RUNNING || state == SEQ_BLOCKED || state == SEQ_ENDING;
+    uint32_t count = 0;
+
+    for (const struct seq_link *link = head->next; link != head; link = link->next) {
+        const struct sequence *seq = sched_link_seq(link);
+
+        assert(seq->state == state && link->next->prev == link);
+        assert(seq->sampled_known <= seq->sampled_planned && seq->sampled_planned <= seq->max_new);
+        for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+            const struct kv_table *table = &seq->kv.tables[g];
+
+            assert(holds || (table->count == 0 && table->promised == 0));
+            assert(table->sent == table->count);
+            if (state != SEQ_ENDING && holds)
+                assert(table->count * sched->kv.block_tokens[g] >= seq->computed);
+            blocks[g] += table->count;
+            promised[g] += table->promised;
+        }
+        count++;
+    }
+    assert(count == sched->counts[state]);
+    return holds ? count : 0;
+}
+
+void sched_check(const struct sched *sched)
+{
+    uint32_t blocks[KV_GROUPS_MAX] = {0}, promised[KV_GROUPS_MAX] = {0}, holders = 0;
+
+    kv_space_check(&sched->kv);
+    for (int s = SEQ_WAITING; s < SEQ_STATE_COUNT; s++)
+        holders += check_list(sched, s, blocks, promised);
+    assert(holders + sched->free_slot_count == sched->options.max_num_seqs);
+    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+        const struct kv_pool *pool = sched->kv.pools[g];
+
+        assert(kv_pool_capacity(pool) - kv_pool_free_count(pool) == blocks[g]);
+        assert(kv_pool_promised_count(pool) == promised[g]);
+    }
+}

@@ -1,0 +1,80 @@
+/* sched.h - which sequences run in the next step. It reads no clock and starts no thread: the time is an argument, so the
+ * simulator drives the very same code.
+ *
+ * A step is planned in this order, within the step's rows, logits rows and arrays:
+ *   1. decode: one row for each running sequence that has one to compute (a running sequence is in every step; where rows do
+ *      not suffice for all, those left out come first next time);
+ *   2. chunks of prompts under way, oldest first; a chunk that is not the last ends at a multiple of 16 positions;
+ *   3. admission from the waiting list in order of priority, then arrival: a sequence gets a slot and a promise of all the
+ *      KV blocks it can ever need, else it and all behind it wait (so that large ones do not starve).
+ * Invariants (sched_check): a sequence is on the list its state names; the slots of RUNNING, BLOCKED and ENDING are distinct
+ * and the rest are free; blocks held are only those of these; every step stays within the limits.
+ * Thread: engine thread only. Memory: all taken by sched_create. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "device/step.h"
+#include "sched/sequence.h"
+
+struct sched; /* opaque */
+
+struct sched_options {
+    uint32_t max_num_seqs;           /* sequences with a slot at once, 1..limits.slots_max */
+    uint32_t max_num_batched_tokens; /* rows of a step, 1..limits.rows_max */
+    /* Called when a sequence's credit is used up: may raise credit->left (never above what the ring can take). NULL: it stays. */
+    void (*refill)(void *ctx, struct sequence *seq, int64_t now_ns);
+    void *refill_ctx;
+};
+
+/* What one sequence does in a step. Its outputs are the step's outputs output_first .. output_first + output_count - 1: scores
+ * of the prompt tokens at positions first_position + 1, ..., and as the last one, where `samples`, a sampled token. */
+struct sched_entry {
+    struct sequence *seq;
+    uint32_t first_position, rows;
+    uint32_t output_first, output_count;
+    bool samples;
+};
+struct sched_step {
+    uint64_t seq_no;
+    uint32_t entry_count, row_count;
+    struct sched_entry *entries; /* [max_num_seqs], lent */
+};
+
+struct sched_counts {
+    uint32_t waiting, running, blocked, ending;
+    uint32_t kv_blocks_total, kv_blocks_used;
+};
+
+/* Errors: STATUS_INVALID (an option out of its bounds), STATUS_NOMEM. Borrows plan and limits. */
+enum status sched_create(const struct sched_options *options, const struct plan *plan,
+                         const struct device_limits *limits, struct sched **out, struct error *err);
+void sched_destroy(struct sched *sched); /* takes NULL; aborts when a sequence is still in it */
+
+/* Whether the sequence could run if it were alone. STATUS_INVALID with the sentence. Reads only what never changes: any thread. */
+enum status sched_fits(const struct sched *sched, const struct sequence *seq, struct error *err);
+
+/* Puts a sequence that fits at the end of the waiting list of its priority. Borrows it until sched_reap gives it back. */
+void sched_add(struct sched *sched, struct sequence *seq);
+/* The sequence wants nothing more. Nothing of it is in later steps. Idempotent. */
+void sched_end(struct sched *sched, struct sequence *seq);
+/* A sequence that is GONE, or NULL: it belongs to its owner again. */
+struct sequence *sched_reap(struct sched *sched);
+
+/* Plans step seq_no into `step` (cleared by the call) and tells in *out who is in it. false: there is nothing to compute,
+ * the number may be used again. */
+bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct step *step,
+                struct sched_step *out);
+/* All steps up to seq_no are done: what only they used is free. */
+void sched_step_done(struct sched *sched, uint64_t seq_no);
+
+/* Walks the blocked sequences: NULL begins, NULL ends. */
+struct sequence *sched_next_blocked(const struct sched *sched, const struct sequence *after);
+/* Blocked sequences that have credit again run on; true when there was one. Called by sched_plan too. */
+bool sched_unblock(struct sched *sched, int64_t now_ns);
+
+struct sched_counts sched_counts(const struct sched *sched);
+/* Asserts the invariants. O(everything). */
+void sched_check(const struct sched *sched);

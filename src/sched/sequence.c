@@ -1,0 +1,56 @@
+#include "sched/sequence.h"
+
+#include <assert.h>
+
+uint32_t sequence_target(const struct sequence *seq)
+{
+    /* token i is scored by the row before it, so the last prompt row is of use for sampling only */
+    return seq->max_new ? seq->prompt_count + seq->sampled_planned : seq->prompt_count - 1;
+}
+
+bool sequence_all_planned(const struct sequence *seq)
+{
+    return seq->max_new ? seq->sampled_planned == seq->max_new
+                        : seq->computed == seq->prompt_count - 1;
+}
+
+uint32_t sequence_rows_left(const struct sequence *seq)
+{
+    return sequence_all_planned(seq) ? 0 : sequence_target(seq) - seq->computed;
+}
+
+uint32_t sequence_kv_tokens(const struct sequence *seq)
+{
+    return seq->max_new ? seq->prompt_count + seq->max_new - 1 : seq->prompt_count - 1;
+}
+
+int32_t sequence_token_at(const struct sequence *seq, uint32_t position)
+{
+    if (position < seq->prompt_count) return seq->prompt[position];
+    uint32_t index = position - seq->prompt_count;
+    if (index < seq->sampled_known) return seq->sampled[index];
+    /* TOKEN_OF names the latest sampled token only */
+    assert(index + 1 == seq->sampled_planned);
+    return TOKEN_OF(seq->slot, 0);
+}
+
+void sequence_append(struct sequence *seq, int32_t token)
+{
+    assert(seq->sampled_known < seq->sampled_planned && seq->sampled_planned <= seq->max_new);
+    seq->sampled[seq->sampled_known++] = token;
+}
+
+static bool has_penalty(const struct step_open *open)
+{
+    return open->repetition_penalty != 1 || open->frequency_penalty != 0 ||
+           open->presence_penalty != 0;
+}
+
+uint32_t sequence_open_ids(const struct sequence *seq)
+{
+    uint32_t ids = seq->open.banned_count;
+
+    if (seq->open.repetition_penalty != 1) ids += seq->prompt_count;
+    if (has_penalty(&seq->open)) ids += seq->sampled_known;
+    return ids;
+}

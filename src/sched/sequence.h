@@ -1,0 +1,85 @@
+/* sequence.h - one choice of a request as the scheduler sees it: prompt, tokens sampled so far, where it stands.
+ *
+ *   sched_add            admission          credit used up
+ *  NEW ------> WAITING ----------> RUNNING <--------------> BLOCKED
+ *                 |                   |        credit again    |
+ *                 |                   +----------+-------------+
+ *                 |                              | sched_end
+ *                 | sched_end                 ENDING   its slot and blocks stay until the steps that use them are done
+ *                 |                              | sched_step_done
+ *                 +------------> GONE <----------+     sched_reap hands it back to its owner
+ *
+ * The state names the list the sequence is on. Counting: positions 0..prompt_count-1 are the prompt, position
+ * prompt_count + i is sampled token i. computed <= prompt_count + sampled_planned, sampled_known <= sampled_planned <=
+ * max_new: the scheduler is ahead of what the host has seen by the steps in flight.
+ * Memory: the owner's, until GONE. Thread: engine thread only, from sched_add on. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/step.h"
+#include "kv/kv_seq.h"
+
+enum seq_state {
+    SEQ_NEW,
+    SEQ_WAITING,
+    SEQ_RUNNING,
+    SEQ_BLOCKED,
+    SEQ_ENDING,
+    SEQ_GONE,
+    SEQ_STATE_COUNT,
+};
+
+/* Room for outputs, shared by the sequences of one ring: left + in_flight never exceeds what the ring can take. */
+struct seq_credit {
+    uint32_t left;      /* samples that may still be planned; the scheduler takes from it */
+    uint32_t in_flight; /* samples planned whose token is not known yet; the owner takes from it */
+};
+
+struct seq_link {
+    struct seq_link *next, *prev;
+};
+
+struct sequence {
+    /* the owner fills these before sched_add; read-only from then on */
+    const int32_t *prompt; /* [prompt_count], >= 1 */
+    uint32_t prompt_count;
+    uint32_t max_new;  /* tokens to sample at most; 0: the prompt is only computed (scored) */
+    int32_t *sampled;  /* [max_new], lent by the owner, written by sequence_append */
+    bool score_prompt; /* every prompt token but the first is a target */
+    struct step_open
+        open; /* sampling state; the scheduler fills slot and the places of ids and biases */
+    const int32_t *banned;          /* [open.banned_count] */
+    const struct step_bias *biases; /* [open.bias_count] */
+    int32_t priority;               /* larger first */
+    struct seq_credit *credit;      /* NULL: no bound */
+    void *owner;
+
+    /* the scheduler's */
+    struct seq_link link; /* first: of the list that `state` names */
+    enum seq_state state;
+    uint64_t arrival;         /* place in the order of arrival, kept for ever */
+    uint32_t slot;            /* of the device while RUNNING, BLOCKED or ENDING */
+    uint32_t computed;        /* positions whose KV has been planned */
+    uint32_t sampled_planned; /* tokens that steps so far have been asked for */
+    uint32_t sampled_known;   /* of them, seen by the host: sampled[0..sampled_known-1] */
+    uint64_t last_seq_no;     /* the last step that uses its slot and blocks; 0: none */
+    int64_t blocked_since_ns; /* while BLOCKED */
+    struct kv_seq kv;
+};
+
+/* Positions that must be computed for the next sample (or, with max_new 0, for the scores). */
+uint32_t sequence_target(const struct sequence *seq);
+/* Rows that could be planned now: 0 when all samples are planned or everything is computed. */
+uint32_t sequence_rows_left(const struct sequence *seq);
+/* Whether every row and sample that it will ever need has been planned. */
+bool sequence_all_planned(const struct sequence *seq);
+/* Positions that will ever be in KV: the last sampled token's is never computed. */
+uint32_t sequence_kv_tokens(const struct sequence *seq);
+/* The token of a row: a literal, or TOKEN_OF where the host has not seen it. */
+int32_t sequence_token_at(const struct sequence *seq, uint32_t position);
+/* The host has learnt the next sampled token. */
+void sequence_append(struct sequence *seq, int32_t token);
+/* Ids that a step_open of it carries now. */
+uint32_t sequence_open_ids(const struct sequence *seq);

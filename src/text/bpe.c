@@ -1,0 +1,506 @@
+#include "text/bpe.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "text/unicode_class.h"
+
+enum {
+    SHORT_SYMBOLS = 48,      /* up to here scanning all pairs beats the heap */
+    CACHED_WORD_BYTES = 256, /* longer words are seldom seen twice */
+    CACHE_SLOTS_MAX = 8192
+};
+static const uint32_t NO_RANK = UINT32_MAX;
+enum whole { WHOLE_UNKNOWN, WHOLE_YES, WHOLE_NO };
+
+struct word_slot {
+    uint32_t hash;
+    int32_t id; /* BPE_NONE: free */
+};
+
+struct pair_slot {
+    int32_t left, right; /* left BPE_NONE: free */
+    uint32_t rank;
+    int32_t merged;
+};
+
+struct cached_word {
+    const char *ptr;
+    uint32_t len, hash, epoch;
+    uint32_t count; /* ids */
+    size_t at;      /* of the first in the list of the call */
+};
+
+struct slice token_table_at(const struct token_table *table, int32_t id)
+{
+    if (id < 0 || (uint32_t)id >= table->count) return slice_of(NULL, 0);
+    return slice_of(table->pool + table->offset[id], table->offset[id + 1] - table->offset[id]);
+}
+
+void token_table_fini(struct token_table *table)
+{
+    free(table->pool);
+    free(table->offset);
+    *table = (struct token_table){0};
+}
+
+/* --- look-ups --- */
+
+static uint64_t load64(const void *p)
+{
+    uint64_t x;
+
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+static uint32_t load32(const void *p)
+{
+    uint32_t x;
+
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+static uint64_t fold(uint64_t a, uint64_t b)
+{
+    unsigned __int128 product = (unsigned __int128)a * b;
+
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static uint32_t word_hash(const struct bpe *bpe, const char *p, size_t len)
+{
+    uint64_t a, b, h = bpe->seed ^ len;
+
+    for (; len > 16; p += 8, len -= 8)
+        h = fold(h ^ load64(p), 0x9e3779b97f4a7c15u);
+    if (len >= 8) {
+        a = load64(p);
+        b = load64(p + len - 8);
+    } else if (len >= 4) {
+        a = load32(p);
+        b = load32(p + len - 4);
+    } else {
+        a = len ? (uint64_t)(uint8_t)p[0] << 16 | (uint64_t)(uint8_t)p[len >> 1] << 8 |
+                      (uint8_t)p[len - 1]
+                : 0;
+        b = 0;
+    }
+    return (uint32_t)fold(a ^ h, b ^ 0xbf58476d1ce4e5b9u);
+}
+
+static int32_t find_hashed(const struct bpe *bpe, struct slice word, uint32_t hash)
+{
+    const struct word_slot *slot;
+
+    for (uint32_t i = hash;; i++) {
+        slot = &bpe->words[i & bpe->word_mask];
+        if (slot->id == BPE_NONE) return BPE_NONE;
+        if (slot->hash != hash) continue;
+        struct slice key = token_table_at(&bpe->keys, slot->id);
+        if (key.len == word.len && memcmp(key.ptr, word.ptr, word.len) == 0) return slot->id;
+    }
+}
+
+int32_t bpe_find(const struct bpe *bpe, struct slice word)
+{
+    return word.len ? find_hashed(bpe, word, word_hash(bpe, word.ptr, word.len)) : BPE_NONE;
+}
+
+static uint64_t table_slots(uint64_t count)
+{
+    uint64_t slots = 16;
+
+    while (slots < 2 * count)
+        slots *= 2;
+    return slots;
+}
+
+enum status bpe_index_words(struct bpe *bpe, const bool *usable)
+{
+    const uint64_t slots = table_slots(bpe->keys.count);
+
+    bpe->seed = hash_secret();
+    bpe->words = malloc(slots * sizeof *bpe->words);
+    bpe->whole = calloc(bpe->keys.count + 1, sizeof *bpe->whole);
+    if (!bpe->words || !bpe->whole) return STATUS_NOMEM;
+    memset(bpe->words, 0xff, slots * sizeof *bpe->words);
+    bpe->word_mask = (uint32_t)(slots - 1);
+    for (uint32_t id = 0; id < bpe->keys.count; id++) {
+        struct slice key = token_table_at(&bpe->keys, (int32_t)id);
+        if (!usable[id] || !key.len) continue;
+        uint32_t hash = word_hash(bpe, key.ptr, key.len), i = hash;
+        for (;; i++) {
+            struct word_slot *slot = &bpe->words[i & bpe->word_mask];
+            if (slot->id != BPE_NONE &&
+                !(slot->hash == hash && slice_eq(key, token_table_at(&bpe->keys, slot->id))))
+                continue;
+            *slot = (struct word_slot){hash, (int32_t)id};
+            break;
+        }
+    }
+    return STATUS_OK;
+}
+
+static uint32_t pair_hash(const struct bpe *bpe, int32_t left, int32_t right)
+{
+    const uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+
+    return (uint32_t)fold(key ^ bpe->seed, 0x9e3779b97f4a7c15u);
+}
+
+static struct pair_slot *pair_find(const struct bpe *bpe, int32_t left, int32_t right)
+{
+    struct pair_slot *slot;
+
+    for (uint32_t i = pair_hash(bpe, left, right);; i++) {
+        slot = &bpe->pairs[i & bpe->pair_mask];
+        if (slot->left == BPE_NONE || (slot->left == left && slot->right == right)) return slot;
+    }
+}
+
+enum status bpe_reserve_pairs(struct bpe *bpe, uint64_t count)
+{
+    const uint64_t slots = table_slots(count);
+
+    assert(!bpe->pairs);
+    if (slots > UINT32_MAX / 2) return STATUS_LIMIT;
+    bpe->pairs = malloc(slots * sizeof *bpe->pairs);
+    if (!bpe->pairs) return STATUS_NOMEM;
+    memset(bpe->pairs, 0xff, slots * sizeof *bpe->pairs);
+    bpe->pair_mask = (uint32_t)(slots - 1);
+    return STATUS_OK;
+}
+
+void bpe_add_pair(struct bpe *bpe, int32_t left, int32_t right, int32_t merged, uint32_t rank)
+{
+    struct pair_slot *slot = pair_find(bpe, left, right);
+
+    assert(bpe->pair_count < bpe->pair_mask);
+    if (slot->left == BPE_NONE) bpe->pair_count++;
+    *slot = (struct pair_slot){left, right, rank, merged};
+}
+
+bool bpe_any_merge(const struct bpe *bpe, bool (*test)(const struct bpe *bpe, int32_t merged))
+{
+    for (uint64_t i = 0; i <= bpe->pair_mask; i++)
+        if (bpe->pairs[i].left != BPE_NONE && test(bpe, bpe->pairs[i].merged)) return true;
+    return false;
+}
+
+void bpe_fini(struct bpe *bpe)
+{
+    token_table_fini(&bpe->keys);
+    free(bpe->words);
+    free(bpe->pairs);
+    free((void *)bpe->whole);
+    bpe->words = NULL;
+    bpe->pairs = NULL;
+    bpe->whole = NULL;
+}
+
+/* --- the room of one call --- */
+
+void bpe_work_init(struct bpe_work *work, size_t text_bytes)
+{
+    uint32_t slots = 64;
+
+    *work = (struct bpe_work){.epoch = 1};
+    if (text_bytes < 512) return;
+    while (slots < CACHE_SLOTS_MAX && slots < text_bytes / 16)
+        slots *= 2;
+    work->cache = calloc(slots, sizeof *work->cache); /* without it, it is only slower */
+    work->cache_mask = slots - 1;
+}
+
+void bpe_work_fini(struct bpe_work *work)
+{
+    free(work->ids);
+    free(work->span);
+    free(work->rank);
+    free(work->heap);
+    free(work->cache);
+    *work = (struct bpe_work){0};
+}
+
+void bpe_work_forget(struct bpe_work *work)
+{
+    work->epoch++;
+}
+
+static enum status grow_symbols(struct bpe_work *work, size_t count)
+{
+    size_t cap = work->cap ? work->cap : 256;
+
+    if (count <= work->cap) return STATUS_OK;
+    if (count > INT32_MAX) return STATUS_LIMIT;
+    while (cap < count)
+        cap *= 2;
+    free(work->span);
+    free(work->rank);
+    int32_t *ids = realloc(work->ids, cap * sizeof *ids);
+    if (ids) work->ids = ids;
+    work->span = malloc(cap * sizeof *work->span);
+    work->rank = malloc(cap * sizeof *work->rank);
+    work->cap = ids && work->span && work->rank ? cap : 0;
+    return work->cap ? STATUS_OK : STATUS_NOMEM;
+}
+
+/* --- symbols that a word starts as --- */
+
+static size_t symbols_of_bytes(const struct bpe *bpe, struct slice word, int32_t *ids)
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < word.len; i++) {
+        int32_t id = bpe->byte_id[(uint8_t)word.ptr[i]];
+        if (id == BPE_NONE) id = bpe->unk; /* without that one too the byte is dropped */
+        if (id == BPE_NONE) continue;
+        if (bpe->fuse_unk && id == bpe->unk && count && ids[count - 1] == id) continue;
+        ids[count++] = id;
+    }
+    return count;
+}
+
+static bool fall_back(const struct bpe *bpe, const uint8_t *p, unsigned len, int32_t *ids)
+{
+    for (unsigned i = 0; i < len; i++) {
+        ids[i] = bpe->fallback_id[p[i]];
+        if (ids[i] == BPE_NONE) return false;
+    }
+    return bpe->byte_fallback;
+}
+
+/* ids: room for one per byte and one more. Unknown characters are written when a known one follows, as the
+ * library does it. */
+static size_t symbols_of_chars(const struct bpe *bpe, struct slice word, int32_t *ids)
+{
+    const uint8_t *p = (const uint8_t *)word.ptr, *end = p + word.len;
+    size_t count = 0;
+    bool unk_waits = false;
+    unsigned len;
+
+    for (; p < end; p += len) {
+        utf8_read(p, &len);
+        int32_t id = bpe_find(bpe, slice_of(p, len));
+        if (id != BPE_NONE) {
+            if (unk_waits) ids[count++] = bpe->unk;
+            unk_waits = false;
+            ids[count++] = id;
+        } else if (fall_back(bpe, p, len, ids + count)) {
+            count += len;
+        } else if (bpe->unk != BPE_NONE) {
+            if (unk_waits && !bpe->fuse_unk) ids[count++] = bpe->unk;
+            unk_waits = true;
+        }
+    }
+    if (unk_waits) ids[count++] = bpe->unk;
+    return count;
+}
+
+/* --- merging --- */
+
+/* Few symbols: the pair of lowest rank is looked for by scanning. Returns how many are left. */
+static size_t merge_short(const struct bpe *bpe, int32_t *ids, size_t count)
+{
+    uint32_t rank[SHORT_SYMBOLS];
+    int32_t merged[SHORT_SYMBOLS];
+    const struct pair_slot *slot;
+
+    for (size_t i = 0; i + 1 < count; i++) {
+        slot = pair_find(bpe, ids[i], ids[i + 1]);
+        rank[i] = slot->left == BPE_NONE ? NO_RANK : slot->rank;
+        merged[i] = slot->merged;
+    }
+    while (count > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < count; i++)
+            if (rank[i] < rank[best]) best = i;
+        if (rank[best] == NO_RANK) break;
+        ids[best] = merged[best];
+        memmove(ids + best + 1, ids + best + 2, (count - best - 2) * sizeof *ids);
+        memmove(rank + best, rank + best + 1, (count - best - 2) * sizeof *rank);
+        memmove(merged + best, merged + best + 1, (count - best - 2) * sizeof *merged);
+        count--;
+        for (size_t i = best ? best - 1 : 0; i <= best && i + 1 < count; i++) {
+            slot = pair_find(bpe, ids[i], ids[i + 1]);
+            rank[i] = slot->left == BPE_NONE ? NO_RANK : slot->rank;
+            merged[i] = slot->merged;
+        }
+    }
+    return count;
+}
+
+static void sift_up(uint64_t *heap, size_t at)
+{
+    uint64_t entry = heap[at];
+
+    for (; at && heap[(at - 1) / 2] > entry; at = (at - 1) / 2)
+        heap[at] = heap[(at - 1) / 2];
+    heap[at] = entry;
+}
+
+static void sift_down(uint64_t *heap, size_t count, size_t at)
+{
+    uint64_t entry = heap[at];
+    size_t child;
+
+    for (; (child = 2 * at + 1) < count; at = child) {
+        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= entry) break;
+        heap[at] = heap[child];
+    }
+    heap[at] = entry;
+}
+
+static enum status heap_push(struct bpe_work *work, uint64_t entry)
+{
+    if (work->heap_count == work->heap_cap) {
+        size_t cap = work->heap_cap ? 2 * work->heap_cap : 256;
+        uint64_t *heap = realloc(work->heap, cap * sizeof *heap);
+        if (!heap) return STATUS_NOMEM;
+        work->heap = heap;
+        work->heap_cap = cap;
+    }
+    work->heap[work->heap_count] = entry;
+    sift_up(work->heap, work->heap_count++);
+    return STATUS_OK;
+}
+
+/* Ranks the pair whose left symbol stands at `at`, whose right one begins at `right`. */
+static enum status rank_pair(const struct bpe *bpe, struct bpe_work *work, size_t at, size_t right)
+{
+    const struct pair_slot *slot = pair_find(bpe, work->ids[at], work->ids[right]);
+
+    if (slot->left == BPE_NONE) {
+        work->rank[at] = NO_RANK;
+        return STATUS_OK;
+    }
+    if (work->rank[at] == slot->rank) return STATUS_OK; /* its entry is in the heap */
+    work->rank[at] = slot->rank;
+    return heap_push(work, (uint64_t)slot->rank << 32 | at);
+}
+
+/* Many symbols. A symbol stands at the place of its first original one; span at its first and at its last
+ * place tells how many places it takes, so both neighbours are found without links. rank[i]: of the pair that
+ * begins at i. Heap entries are rank << 32 | place, so equals come leftmost first; one whose rank is not
+ * the place's any more is stale. */
+static enum status merge_long(const struct bpe *bpe, struct bpe_work *work, size_t *count)
+{
+    const size_t places = *count;
+    enum status st = STATUS_OK;
+
+    work->heap_count = 0;
+    for (size_t i = 0; i < places; i++) {
+        work->span[i] = 1;
+        work->rank[i] = NO_RANK;
+    }
+    for (size_t i = 0; !st && i + 1 < places; i++)
+        st = rank_pair(bpe, work, i, i + 1);
+    while (!st && work->heap_count) {
+        uint64_t top = work->heap[0];
+        work->heap[0] = work->heap[--work->heap_count];
+        if (work->heap_count) sift_down(work->heap, work->heap_count, 0);
+        size_t at = (uint32_t)top, right = at + work->span[at];
+        if (work->rank[at] != top >> 32) continue;
+        work->ids[at] = pair_find(bpe, work->ids[at], work->ids[right])->merged;
+        work->rank[at] = work->rank[right] = NO_RANK;
+        work->span[at] += work->span[right];
+        work->span[at + work->span[at] - 1] = work->span[at];
+        if (at + work->span[at] < places) st = rank_pair(bpe, work, at, at + work->span[at]);
+        if (!st && at) st = rank_pair(bpe, work, at - work->span[at - 1], at);
+    }
+    size_t n = 0;
+    for (size_t i = 0; i < places; i += work->span[i])
+        work->ids[n++] = work->ids[i];
+    *count = n;
+    return st;
+}
+
+static enum status append_ids(struct token_list *out, const int32_t *ids, size_t count)
+{
+    if (count > out->cap - out->count) {
+        size_t cap = out->cap ? out->cap : 64;
+        while (cap - out->count < count)
+            cap *= 2;
+        int32_t *grown = realloc(out->ids, cap * sizeof *grown);
+        if (!grown) return STATUS_NOMEM;
+        out->ids = grown;
+        out->cap = cap;
+    }
+    memcpy(out->ids + out->count, ids, count * sizeof *ids);
+    out->count += count;
+    return STATUS_OK;
+}
+
+static enum status merge_word(const struct bpe *bpe, struct bpe_work *work, struct slice word,
+                              struct token_list *out)
+{
+    int32_t few[SHORT_SYMBOLS + 1], *ids = few;
+    enum status st = STATUS_OK;
+
+    if (word.len > SHORT_SYMBOLS) {
+        st = grow_symbols(work, word.len + 1);
+        if (st) return st;
+        ids = work->ids;
+    }
+    size_t count =
+        bpe->by_chars ? symbols_of_chars(bpe, word, ids) : symbols_of_bytes(bpe, word, ids);
+    if (count <= SHORT_SYMBOLS)
+        count = merge_short(bpe, ids, count);
+    else
+        st = merge_long(bpe, work, &count);
+    return st ? st : append_ids(out, ids, count);
+}
+
+/* --- a word --- */
+
+/* Merges the word of token `id` and keeps whether that token is all that comes out. */
+static enum status merge_token(const struct bpe *bpe, struct bpe_work *work, struct slice word,
+                               int32_t id, struct token_list *out)
+{
+    const size_t from = out->count;
+    enum status st = merge_word(bpe, work, word, out);
+
+    if (!st) {
+        bool yes = out->count == from + 1 && out->ids[from] == id;
+        atomic_store_explicit(&bpe->whole[id], yes ? WHOLE_YES : WHOLE_NO, memory_order_relaxed);
+    }
+    return st;
+}
+
+static enum status merge_cached(const struct bpe *bpe, struct bpe_work *work, struct slice word,
+                                uint32_t hash, struct token_list *out)
+{
+    struct cached_word *entry = work->cache ? &work->cache[hash & work->cache_mask] : NULL;
+    const size_t from = out->count;
+
+    if (!entry || word.len > CACHED_WORD_BYTES) return merge_word(bpe, work, word, out);
+    if (entry->epoch == work->epoch && entry->hash == hash &&
+        slice_eq(slice_of(entry->ptr, entry->len), word)) {
+        int32_t ids[CACHED_WORD_BYTES + 1]; /* the list may move as it grows */
+        memcpy(ids, out->ids + entry->at, entry->count * sizeof *ids);
+        return append_ids(out, ids, entry->count);
+    }
+    enum status st = merge_word(bpe, work, word, out);
+    if (!st)
+        *entry = (struct cached_word){
+            word.ptr, (uint32_t)word.len, hash, work->epoch, (uint32_t)(out->count - from), from};
+    return st;
+}
+
+enum status bpe_encode(const struct bpe *bpe, struct bpe_work *work, struct slice word,
+                       struct token_list *out)
+{
+    uint32_t hash = word_hash(bpe, word.ptr, word.len);
+    int32_t id = find_hashed(bpe, word, hash);
+
+    if (id == BPE_NONE) return merge_cached(bpe, work, word, hash, out);
+    uint8_t whole = atomic_load_explicit(&bpe->whole[id], memory_order_relaxed);
+    if (whole == WHOLE_YES || bpe->ignore_merges) return append_ids(out, &id, 1);
+    return whole == WHOLE_NO ? merge_cached(bpe, work, word, hash, out)
+                             : merge_token(bpe, work, word, id, out);
+}

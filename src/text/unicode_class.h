@@ -1,0 +1,60 @@
+/* unicode_class.h - properties of code points as the reference tokenizer library reads them.
+ *
+ * The table is expanded once per process from the generated unicode_runs.c. Thread: unicode_class_init() from any
+ * (tokenizer_open calls it); afterwards read-only. */
+#pragma once
+
+#include <stdint.h>
+
+enum {
+    CLASS_LETTER = 1,
+    CLASS_NUMBER = 2,
+    CLASS_MARK = 4,
+    CLASS_PUNCTUATION = 8,
+    CLASS_SYMBOL = 16,
+    CLASS_SPACE = 32,      /* \s */
+    CLASS_WORD = 64,       /* \w as `single_word` reads it */
+    CLASS_NFC_ACTIVE = 128 /* NFC may change it or join it to what stands before */
+};
+
+extern const uint32_t unicode_runs[];
+extern const uint32_t unicode_run_count;
+
+extern uint8_t unicode_classes[0x110000];
+
+void unicode_class_init(void);
+
+/* The code point at p, of well-formed UTF-8. *len: its bytes. */
+static inline uint32_t utf8_read(const uint8_t *p, unsigned *len)
+{
+    if (p[0] < 0x80) {
+        *len = 1;
+        return p[0];
+    }
+    if (p[0] < 0xe0) {
+        *len = 2;
+        return (uint32_t)(p[0] & 0x1f) << 6 | (p[1] & 0x3f);
+    }
+    if (p[0] < 0xf0) {
+        *len = 3;
+        return (uint32_t)(p[0] & 0x0f) << 12 | (uint32_t)(p[1] & 0x3f) << 6 | (p[2] & 0x3f);
+    }
+    *len = 4;
+    return (uint32_t)(p[0] & 0x07) << 18 | (uint32_t)(p[1] & 0x3f) << 12 |
+           (uint32_t)(p[2] & 0x3f) << 6 | (p[3] & 0x3f);
+}
+
+/* Classes of the character at p. */
+static inline uint8_t class_read(const uint8_t *p, unsigned *len)
+{
+    return unicode_classes[utf8_read(p, len)];
+}
+
+/* Start of the character that ends right before p (p is not the start of the text). */
+static inline const uint8_t *utf8_before(const uint8_t *p)
+{
+    do
+        p--;
+    while ((*p & 0xc0) == 0x80);
+    return p;
+}

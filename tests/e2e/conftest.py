@@ -1,0 +1,274 @@
+"""Fixtures: a daemon that is started, waited for and stopped; ways to talk to it.
+
+The binary is build/release/bin/inferd, or INFERD_BIN; a program named mini_daemon (tests/e2e/mini_daemon.c) is driven
+with its own options, so that the front end can be tested under sanitizers without the rest. The model is INFERD_SMOLLM2
+or the one that quickstart.sh installs. INFERD_TEST_LONG=1 asks for the full counts."""
+import json
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from rawhttp import Raw, get, post  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LONG = os.environ.get("INFERD_TEST_LONG", "0") not in ("", "0")
+
+
+def binary():
+    given = os.environ.get("INFERD_BIN")
+    found = [pathlib.Path(given)] if given else [ROOT / "build/release/bin/inferd", ROOT / "build/release/tests/mini_daemon"]
+    for path in found:
+        if path.exists():
+            return path
+    pytest.exit(f"no daemon to test: build it first (looked for {', '.join(map(str, found))})", returncode=2)
+
+
+def model_path():
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+    path = pathlib.Path(os.environ.get("INFERD_SMOLLM2", cache / "inferd/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    if not path.exists():
+        pytest.exit(f"no model at {path}: run ./quickstart.sh, or set INFERD_SMOLLM2", returncode=2)
+    return path
+
+
+# neutral name -> (flag of inferd, option of mini_daemon)
+OPTIONS = {
+    "step_us": (None, "step_us"),
+    "context": ("--max-model-len", "context"),
+    "body": ("--max-body-bytes", "body"),
+    "header_s": ("--header-timeout-s", "header_s"),
+    "idle_s": ("--idle-timeout-s", "idle_s"),
+    "stall_s": ("--client-stall-timeout-s", "stall_s"),
+    "io": ("--io-threads", "io"),
+    "text": ("--text-threads", "text"),
+    "queue": ("--max-queue-seqs", "queue"),
+    "seqs": ("--max-num-seqs", "seqs"),
+    "connections": ("--max-connections", "connections"),
+    "uds": ("--uds", "uds"),
+    "load_ms": (None, "load_ms"),
+    "drain_ms": (None, "drain_ms"),
+}
+
+
+class Daemon:
+    def __init__(self, tmp, keys=(), device="null", wait=True, env=None, **options):
+        self.mini = binary().name == "mini_daemon"
+        self.keys, self.device = list(keys), device
+        self.log_path = tmp / f"daemon-{time.monotonic_ns()}.log"
+        self.uds = options.get("uds")
+        self.port = None
+        command = self._mini_command(options) if self.mini else self._inferd_command(options)
+        self.log = open(self.log_path, "wb")
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT,
+                                        env={**os.environ, **(env or {})})
+        try:
+            self._find_port()
+            if wait:
+                self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _mini_command(self, options):
+        if self.device != "null":
+            pytest.skip("mini_daemon has the null device only")
+        command = [str(binary()), str(model_path()), "0"]
+        if self.keys:
+            command.append("keys=" + ",".join(self.keys))
+        return command + [f"{OPTIONS[name][1]}={value}" for name, value in options.items()]
+
+    def _inferd_command(self, options):
+        step_us = options.pop("step_us", 0)
+        drain_ms = options.pop("drain_ms", None)
+        if "load_ms" in options:
+            pytest.skip("only mini_daemon can be made to load slowly")
+        device = f"null:{step_us}" if self.device == "null" else self.device
+        command = [str(binary()), "serve", str(model_path()), "--device", device, "--port", "0",
+                   "--served-model-name", "smollm2", "--served-model-name", "alias/smollm2"]
+        for key in self.keys:
+            command += ["--api-key", key]
+        if drain_ms is not None:
+            command += ["--shutdown-timeout-s", str(max(drain_ms // 1000, 0))]
+        for name, value in options.items():
+            command += [OPTIONS[name][0], str(value)]
+        return command
+
+    def log_text(self):
+        return self.log_path.read_text(errors="replace")
+
+    def _find_port(self):
+        """From the log (`port=N`), which is written when the daemon listens."""
+        if self.uds:
+            return
+        while time.monotonic() - self.started < 60:
+            found = re.search(r"\bport=(\d+)", self.log_text())
+            if found:
+                self.port = int(found.group(1))
+                return
+            if self.process.poll() is not None:
+                raise AssertionError(f"the daemon ended with {self.process.returncode}:\n{self.log_text()}")
+            time.sleep(0.01)
+        raise AssertionError(f"the daemon never listened:\n{self.log_text()}")
+
+    @property
+    def address(self):
+        return self.uds or ("127.0.0.1", self.port)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_ready(self, seconds=120):
+        while time.monotonic() - self.started < seconds:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the daemon ended with {self.process.returncode}:\n{self.log_text()}")
+            try:
+                if self.get("/ready").status == 200:
+                    return
+            except OSError:
+                pass
+            time.sleep(0.02)
+        raise AssertionError(f"the daemon never became ready:\n{self.log_text()}")
+
+    # --- talking ---
+    def raw(self, timeout=10):
+        return Raw(self.address, timeout)
+
+    def auth(self):
+        return [f"Authorization: Bearer {self.keys[0]}"] if self.keys else []
+
+    def get(self, path, *headers, method="GET"):
+        with self.raw() as c:
+            c.send(get(path, *self.auth(), *headers, method=method))
+            return c.answer(method)
+
+    def post(self, path, body, *headers, timeout=60):
+        with self.raw(timeout) as c:
+            c.send(post(path, body, *self.auth(), *headers))
+            return c.answer()
+
+    def chat(self, content="Say something.", **fields):
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, **fields}
+        return self.post("/v1/chat/completions", body)
+
+    def complete(self, prompt="Once upon a time", **fields):
+        return self.post("/v1/completions", {"prompt": prompt, "max_tokens": 8, **fields})
+
+    def stream(self, path, body, timeout=60):
+        """All events of a stream as objects, [DONE] as None."""
+        answer = self.post(path, {**body, "stream": True}, timeout=timeout)
+        assert answer.status == 200, answer.body
+        assert answer.header("content-type").startswith("text/event-stream")
+        return events_of(answer.body)
+
+    def metrics(self):
+        values = {}
+        for line in self.get("/metrics").body.decode().splitlines():
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                assert name not in values, f"series {name} occurs twice"
+                values[name] = float(value)
+        return values
+
+    def wait_idle(self, seconds=10):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            m = self.metrics()
+            if m["inferd_requests_running"] == m["inferd_requests_waiting"] == m["inferd_kv_cache_usage_ratio"] == 0:
+                return m
+            time.sleep(0.02)
+        raise AssertionError(f"not idle after {seconds} s: {m}")
+
+    # --- process ---
+    def rss(self):
+        for line in open(f"/proc/{self.process.pid}/status"):
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) * 1024
+
+    def fd_count(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def cpu_seconds(self):
+        fields = open(f"/proc/{self.process.pid}/stat").read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def terminate(self, timeout=40):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+def events_of(body):
+    """Checks the framing of docs/api.md 11.1 to the byte and gives the events' objects, None for [DONE]."""
+    text = body.decode("utf-8")
+    assert text.endswith("\n\n") and "\r" not in text
+    events = []
+    for block in text[:-2].split("\n\n"):
+        if block.startswith(":"):
+            continue
+        assert block.startswith("data: ") and "\n" not in block, block
+        events.append(None if block == "data: [DONE]" else json.loads(block[6:]))
+    assert events[-1] is None and None not in events[:-1]
+    return events
+
+
+@pytest.fixture(scope="session")
+def tmp(tmp_path_factory):
+    return tmp_path_factory.mktemp("e2e")
+
+
+@pytest.fixture(scope="session")
+def start(tmp):
+    """Starts further daemons; all end with the session, and none may have been killed by a signal or a sanitizer."""
+    running = []
+
+    def make(**options):
+        daemon = Daemon(tmp, **options)
+        running.append(daemon)
+        return daemon
+
+    yield make
+    faults = []
+    for daemon in running:
+        if daemon.process.poll() is None:
+            code = daemon.terminate()
+            if code != 0:
+                faults.append(f"ended with {code}: {daemon.log_text()[-4000:]}")
+        daemon.log.close()
+    assert not faults, "\n".join(faults)
+
+
+@pytest.fixture(scope="session")
+def daemon(start):
+    """The null device, 1 ms a step: everything but the model."""
+    return start(step_us=1000, context=2048)
+
+
+@pytest.fixture(scope="session")
+def cpu(start):
+    """The real model on the CPU."""
+    return start(device="cpu", context=2048)
+
+
+@pytest.fixture(autouse=True)
+def still_alive(request):
+    """The daemon of the test has survived it."""
+    yield
+    for name in ("daemon", "cpu"):
+        if name in request.fixturenames:
+            assert request.getfixturevalue(name).process.poll() is None, "the daemon died"

@@ -1,0 +1,228 @@
+"""docs/api.md sections 18 and 19: full queues, disconnects, drain, loading."""
+import signal
+import threading
+import time
+
+import pytest
+from conftest import LONG
+from rawhttp import get, post
+
+LONG_RUN = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
+
+
+def test_a_full_queue_gets_429_at_once(start):
+    daemon = start(step_us=5000, queue=4, seqs=2)
+    clients = [daemon.raw() for _ in range(12)]
+    for c in clients:
+        c.send(post("/v1/completions", {**LONG_RUN, "stream": True}))
+        time.sleep(0.02)
+    refused = []
+    for c in clients:
+        c.sock.settimeout(0.5)
+        version, status, headers = c.head()
+        if status != 200:
+            refused.append((status, headers))
+    assert refused and all(status == 429 and int(headers["retry-after"]) >= 1 for status, headers in refused)
+    error = daemon.post("/v1/completions", LONG_RUN)
+    assert error.status == 429 and error.json()["error"]["type"] == "rate_limit_error"
+    assert error.json()["error"]["code"] == "rate_limit_exceeded"
+    assert daemon.metrics()['inferd_requests_rejected_total{reason="queue_full"}'] >= 2
+    for c in clients:
+        c.close()
+    daemon.wait_idle()
+
+
+def test_what_can_never_be_queued_is_400(start):
+    daemon = start(step_us=0, queue=4, seqs=2)
+    answer = daemon.complete(prompt=["a"] * 20)
+    assert answer.status == 400, answer.body
+
+
+# --- 19.1: the client vanishes ---
+
+def vanish_requests(k):
+    stream = k % 2 == 0
+    if k % 3 == 0:
+        return post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1500,
+                                             "ignore_eos": True, "stream": stream})
+    return post("/v1/completions", {**LONG_RUN, "prompt": "word " * (300 if k % 5 == 0 else 1), "stream": stream})
+
+
+def test_vanished_clients_leave_nothing(start):
+    """kf-18: waiting, in prefill or in mid-stream, streamed or not: gone within 2 s, every time."""
+    daemon = start(step_us=1000, seqs=16)
+    rounds = 1000 if LONG else 50
+    before = daemon.wait_idle()
+    fds = daemon.fd_count()
+    for first in range(0, rounds, 25):
+        clients = []
+        for k in range(first, min(first + 25, rounds)):
+            c = daemon.raw()
+            c.send(vanish_requests(k))
+            clients.append(c)
+        time.sleep(0.05 * (first // 25 % 4))
+        begin = time.monotonic()
+        for c in clients:
+            c.close()
+        daemon.wait_idle(2)
+        assert time.monotonic() - begin < 2
+    after = daemon.wait_idle()
+    assert after["inferd_requests_aborted_total"] - before["inferd_requests_aborted_total"] == rounds
+    steps = after["inferd_generation_tokens_total"]
+    time.sleep(0.1)
+    assert daemon.metrics()["inferd_generation_tokens_total"] == steps
+    end = time.monotonic() + 5
+    while daemon.fd_count() > fds + 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert daemon.fd_count() <= fds + 2
+    assert daemon.complete(max_tokens=2).status == 200
+
+
+def test_a_reset_connection_is_noticed(daemon):
+    import socket
+    import struct
+    before = daemon.wait_idle()["inferd_requests_aborted_total"]
+    for stream in (False, True):
+        c = daemon.raw()
+        c.send(post("/v1/completions", {**LONG_RUN, "stream": stream}))
+        time.sleep(0.1)
+        c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        c.close()
+    assert daemon.wait_idle(2)["inferd_requests_aborted_total"] == before + 2
+
+
+# --- kf-19: a client that does not read ---
+
+def test_a_stalled_reader_is_cut_and_holds_up_nobody(start):
+    daemon = start(step_us=200, stall_s=2, context=8192)
+    daemon.complete(max_tokens=50, ignore_eos=True)
+    rss = daemon.rss()
+    c = daemon.raw()
+    import socket
+    c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 8000, "n": 16, "stream": True}))
+    time.sleep(1)
+    begin = time.monotonic()
+    for _ in range(20):
+        assert daemon.complete(max_tokens=50, ignore_eos=True).status == 200
+    assert time.monotonic() - begin < 20 * 50 * 0.0002 * 20 + 2
+    assert daemon.rss() - rss < 16 << 20
+    daemon.wait_idle(8)
+    assert daemon.metrics()["inferd_connections"] <= 2
+    c.close()
+
+
+# --- 19.2: drain ---
+
+@pytest.mark.parametrize("io", [1, 2])
+def test_drain_lets_running_requests_finish(start, io):
+    """kf-33 a."""
+    daemon = start(step_us=5000, io=io)
+    streams, waiting = [daemon.raw(30) for _ in range(2)], daemon.raw(30)
+    for c in streams:
+        c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 150, "stream": True}))
+        assert c.head()[1] == 200
+    waiting.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 150}))
+    time.sleep(0.1)
+    idle = daemon.raw()
+    daemon.process.send_signal(signal.SIGTERM)
+    time.sleep(0.15)
+    idle.send(get("/ready"))
+    ready = idle.answer()
+    assert ready.status == 503 and ready.json()["status"] == "draining" and int(ready.header("retry-after")) >= 1
+    idle.send(get("/health"))
+    assert idle.answer().status == 200
+    idle.send(post("/v1/completions", LONG_RUN))
+    refused = idle.answer()
+    assert refused.status == 503 and refused.json()["error"]["code"] == "server_draining"
+    assert int(refused.header("retry-after")) >= 1
+    idle.close()
+    for c in streams:
+        body = b"".join(c.chunks())
+        assert body.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in body
+    assert waiting.answer().json()["usage"]["completion_tokens"] == 150
+    assert daemon.process.wait(10) == 0
+
+
+def test_the_end_of_the_drain_ends_streams_with_an_error(start):
+    daemon = start(step_us=20000, drain_ms=1000)
+    stream, whole = daemon.raw(30), daemon.raw(30)
+    stream.send(post("/v1/completions", {**LONG_RUN, "stream": True}))
+    whole.send(post("/v1/completions", LONG_RUN))
+    assert stream.head()[1] == 200
+    begin = time.monotonic()
+    daemon.process.send_signal(signal.SIGTERM)
+    body = b"".join(stream.chunks()).decode()
+    assert 0.5 < time.monotonic() - begin < 5
+    last = body.split("\n\n")[-3:]
+    assert last[0].startswith('data: {"error":{') and last[1] == "data: [DONE]"
+    answer = whole.answer()
+    assert answer.status == 503 and answer.json()["error"]["type"] == "server_error"
+    assert daemon.process.wait(10) == 0
+
+
+def test_a_second_sigterm_ends_the_drain(start):
+    daemon = start(step_us=20000)
+    stream = daemon.raw(30)
+    stream.send(post("/v1/completions", {**LONG_RUN, "stream": True}))
+    assert stream.head()[1] == 200
+    daemon.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert daemon.process.poll() is None
+    daemon.process.send_signal(signal.SIGTERM)
+    assert b'{"error":{' in b"".join(stream.chunks())
+    assert daemon.process.wait(10) == 0
+
+
+def test_sigterm_at_idle_ends_at_once(start):
+    daemon = start(step_us=0)
+    keep = daemon.raw()
+    keep.send(get("/health"))
+    keep.answer()
+    begin = time.monotonic()
+    assert daemon.terminate() == 0 and time.monotonic() - begin < 3
+
+
+# --- 19.3: loading ---
+
+def test_while_the_model_loads(start):
+    daemon = start(step_us=0, load_ms=2500, wait=False) if _mini() else None
+    if daemon is None:
+        pytest.skip("inferd loads too fast to be caught; mini_daemon has a delay")
+    assert daemon.get("/health").json() == {"status": "ok"}
+    ready = daemon.get("/ready")
+    assert ready.status == 503 and ready.json() == {"status": "loading"} and ready.header("retry-after")
+    for answer in (daemon.get("/v1/models"), daemon.get("/v1/models/smollm2"), daemon.complete(), daemon.chat(),
+                   daemon.post("/tokenize", {"prompt": "a"}), daemon.post("/detokenize", {"tokens": [1]})):
+        assert answer.status == 503 and answer.json()["error"]["code"] == "model_loading" and answer.header("retry-after")
+    assert daemon.get("/version").status == 200 and daemon.get("/metrics").status == 200
+    assert daemon.post("/v1/completions", b"{").json()["error"]["code"] == "invalid_json"
+    assert daemon.get("/v1/nothing").status == 404
+    daemon.wait_ready()
+    assert daemon.complete(max_tokens=1).status == 200
+
+
+def _mini():
+    from conftest import binary
+    return binary().name == "mini_daemon"
+
+
+def test_a_taken_port_is_an_error(start, daemon):
+    """kf-33 c."""
+    import subprocess
+    from conftest import binary, model_path
+    command = [str(binary()), str(model_path()), str(daemon.port)] if _mini() else [
+        str(binary()), "serve", str(model_path()), "--device", "null:0", "--port", str(daemon.port)]
+    begin = time.monotonic()
+    got = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert got.returncode != 0 and str(daemon.port) in got.stderr and time.monotonic() - begin < 5
+
+
+def test_too_many_connections_are_closed(start):
+    daemon = start(step_us=0, connections=20)
+    held = [daemon.raw() for _ in range(60)]
+    time.sleep(0.3)
+    for c in held:
+        c.close()
+    time.sleep(0.3)
+    assert daemon.complete(max_tokens=1).status == 200

@@ -1,0 +1,85 @@
+/* test_cpu_pool.c - every item of a job runs once, its writes are seen, and a pool that waits costs nothing.
+ * Method: random jobs against a plain count; run under TSan for the ordering. */
+#include "test.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "device/cpu/cpu_pool.h"
+
+struct job {
+    uint32_t *hits; /* plain memory: TSan sees a missing order */
+    uint32_t threads, wrong;
+    _Atomic uint32_t calls;
+};
+
+static void hit(void *ctx, uint32_t begin, uint32_t end, uint32_t thread)
+{
+    struct job *j = ctx;
+
+    if (begin >= end || thread >= j->threads) j->wrong = 1;
+    atomic_fetch_add(&j->calls, 1);
+    for (uint32_t i = begin; i < end; i++)
+        j->hits[i]++;
+}
+
+TEST(every_item_runs_exactly_once)
+{
+    static uint32_t hits[5000];
+    struct error err;
+
+    for (uint32_t threads = 1; threads <= 5; threads++) {
+        struct cpu_pool *pool;
+        EXPECT_OK_ERR(cpu_pool_create(threads, &pool, &err), &err);
+        EXPECT_EQ(cpu_pool_threads(pool), threads);
+        for (uint32_t round = 0; round < (test_long() ? 20000u : 1500u); round++) {
+            uint32_t items = test_rand_below(round % 7 ? 64 : 5000), grain = test_rand_below(20);
+            struct job j = {hits, threads, 0, 0};
+            memset(hits, 0, items * sizeof *hits);
+            cpu_pool_run(pool, hit, &j, items, grain);
+            for (uint32_t i = 0; i < items; i++)
+                EXPECT_EQ(hits[i], 1);
+            EXPECT_EQ(j.wrong, 0);
+            if (round % 500 == 0) /* let them fall asleep */
+                nanosleep(&(struct timespec){0, 2000000}, NULL);
+        }
+        cpu_pool_destroy(pool);
+    }
+}
+
+static int64_t process_cpu_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+TEST(a_pool_without_work_sleeps)
+{
+    struct cpu_pool *pool;
+    struct error err;
+    uint32_t hits[64] = {0};
+    struct job j = {hits, 4, 0, 0};
+
+    EXPECT_OK_ERR(cpu_pool_create(4, &pool, &err), &err);
+    cpu_pool_run(pool, hit, &j, 64, 1);
+    nanosleep(&(struct timespec){0, 50000000}, NULL);
+    int64_t before = process_cpu_ns();
+    nanosleep(&(struct timespec){0, 300000000}, NULL);
+    EXPECT_TRUE(process_cpu_ns() - before < 3000000); /* under 1 % */
+    cpu_pool_destroy(pool);
+}
+
+TEST(thread_counts_out_of_range_are_refused)
+{
+    struct cpu_pool *pool;
+    struct error err;
+
+    EXPECT_EQ(cpu_pool_create(0, &pool, &err), STATUS_INVALID);
+    EXPECT_EQ(cpu_pool_create(257, &pool, &err), STATUS_INVALID);
+    cpu_pool_destroy(NULL);
+    EXPECT_TRUE(cpu_pool_processors() >= 1);
+}

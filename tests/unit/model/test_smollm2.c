@@ -1,0 +1,158 @@
+/* test_smollm2.c - SmolLM2-135M-Instruct Q4_1 gives the reference's greedy texts, in exact numerics.
+ * Method: 20 prompts x 64 tokens (golden/smollm2, dequantised float32 by transformers). Teacher-forced: the likeliest token
+ * is the reference's wherever its margin exceeds 0.01, and the five likeliest log probabilities are within 1e-3. Then one
+ * prompt free-running, with steps in flight, as an engine does it. Skipped by name where the file is not installed. */
+#include "test.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "model_harness.h"
+
+static const char *model_path(void)
+{
+    static char path[4096];
+    const char *given = getenv("INFERD_SMOLLM2"), *cache = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+
+    if (given)
+        snprintf(path, sizeof path, "%s", given);
+    else if (cache && *cache)
+        snprintf(path, sizeof path, "%s/inferd/models/SmolLM2-135M-Instruct.Q4_1.gguf", cache);
+    else
+        snprintf(path, sizeof path, "%s/.cache/inferd/models/SmolLM2-135M-Instruct.Q4_1.gguf",
+                 home ? home : "");
+    if (access(path, R_OK) == 0) return path;
+    print_message("  skipped: %s is not there\n", path);
+    return NULL;
+}
+
+static json_t *read_xz(const char *relative)
+{
+    char command[4200];
+    json_error_t error;
+    const char *path = test_golden(relative);
+
+    if (!path) fail_msg("golden file %s is not there", relative);
+    snprintf(command, sizeof command, "xz -dc '%s'", path);
+    FILE *pipe = popen(command, "r");
+    json_t *root = pipe ? json_loadf(pipe, 0, &error) : NULL;
+    if (pipe) pclose(pipe);
+    if (!root) fail_msg("cannot read %s: %s", relative, error.text);
+    return root;
+}
+
+static uint32_t read_tokens(const json_t *array, int32_t *out)
+{
+    size_t i;
+    json_t *v;
+
+    json_array_foreach(array, i, v) out[i] = (int32_t)json_integer_value(v);
+    return (uint32_t)json_array_size(array);
+}
+
+static double log_total(const float *row, uint32_t n)
+{
+    double top = -INFINITY, sum = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        if ((double)row[i] > top) top = (double)row[i];
+    for (uint32_t i = 0; i < n; i++)
+        sum += exp((double)row[i] - top);
+    return top + log(sum);
+}
+
+static uint32_t argmax(const float *row, uint32_t n)
+{
+    uint32_t best = 0;
+
+    for (uint32_t i = 1; i < n; i++)
+        if (row[i] > row[best]) best = i;
+    return best;
+}
+
+/* The worst difference of a log probability among the reference's five likeliest, at any step. */
+static double check_prompt(struct harness *h, const json_t *item, uint32_t *compared)
+{
+    static int32_t tokens[4096];
+    uint32_t prompt = read_tokens(json_object_get(item, "prompt_ids"), tokens);
+    uint32_t steps = read_tokens(json_object_get(item, "greedy_ids"), tokens + prompt);
+    uint32_t vocab = h->plan->vocab_rows;
+    float *logits = malloc((size_t)(steps + 1) * vocab * sizeof(float));
+    struct harness_seq seq = {tokens, prompt + steps, prompt - 1, logits};
+    double worst = 0;
+
+    harness_run(h, &seq, 1, (struct harness_cut){0});
+    for (uint32_t i = 0; i < steps; i++) {
+        const float *row = logits + (size_t)i * vocab;
+        double margin = json_number_value(json_array_get(json_object_get(item, "margin"), i));
+        const json_t *ids = json_array_get(json_object_get(item, "top_ids"), i);
+        const json_t *logprobs = json_array_get(json_object_get(item, "top_logprobs"), i);
+        double total = log_total(row, vocab);
+        if (margin > 0.01) {
+            EXPECT_EQ(argmax(row, vocab), tokens[prompt + i]);
+            ++*compared;
+        }
+        for (size_t k = 0; k < json_array_size(ids); k++) {
+            double got = (double)row[json_integer_value(json_array_get(ids, k))] - total;
+            double off = fabs(got - json_number_value(json_array_get(logprobs, k)));
+            if (off > worst) worst = off;
+        }
+    }
+    free(logits);
+    return worst;
+}
+
+TEST(teacher_forced_texts_are_the_references)
+{
+    struct harness_options options = {.device = {.kind = DEVICE_CPU, .threads = 2},
+                                      .logits_max = 80};
+    const char *path = model_path();
+    struct harness h;
+    double worst = 0;
+    uint32_t compared = 0, prompts;
+
+    if (!path) return;
+    json_t *root = read_xz("smollm2/greedy.json.xz");
+    const json_t *list = json_is_array(root) ? root : json_object_get(root, "prompts");
+    harness_open(&h, path, &options);
+    prompts = (uint32_t)json_array_size(list);
+    EXPECT_TRUE(prompts >= 20);
+    for (uint32_t i = 0; i < prompts; i++) {
+        double off;
+        if (!test_long() && i % 5) continue;
+        off = check_prompt(&h, json_array_get(list, i), &compared);
+        worst = off > worst ? off : worst;
+    }
+    print_message("  %u steps compared, worst log probability off by %.1e\n", compared, worst);
+    EXPECT_TRUE(worst <= 1e-3);
+    harness_close(&h);
+    json_decref(root);
+}
+
+TEST(a_free_running_text_is_the_references_until_a_close_call)
+{
+    struct harness_options options = {.device = {.kind = DEVICE_CPU, .threads = 2},
+                                      .logits_max = 80};
+    const char *path = model_path();
+    struct harness h;
+    int32_t prompt[1024], want[256], got[256];
+
+    if (!path) return;
+    json_t *root = read_xz("smollm2/greedy.json.xz");
+    const json_t *list = json_is_array(root) ? root : json_object_get(root, "prompts");
+    const json_t *item = json_array_get(list, 0);
+    uint32_t n = read_tokens(json_object_get(item, "prompt_ids"), prompt);
+    uint32_t steps = read_tokens(json_object_get(item, "greedy_ids"), want);
+    harness_open(&h, path, &options);
+    harness_greedy(&h, prompt, n, steps, got);
+    for (uint32_t i = 0; i < steps; i++) {
+        if (json_number_value(json_array_get(json_object_get(item, "margin"), i)) < 0.01) break;
+        EXPECT_EQ(got[i], want[i]);
+    }
+    harness_close(&h);
+    json_decref(root);
+}

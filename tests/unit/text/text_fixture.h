@@ -1,0 +1,23 @@
+/* text_fixture.h - tokenizers of tests/golden, and small ones written by a test, opened for a test. */
+#pragma once
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "text/tokenizer.h"
+
+/* Opens tests/golden/tokenizers/NAME (its tokenizer.json is unpacked into a temporary folder, which is
+ * gone again when this returns), or "smollm2", which stands in the GGUF that INFERD_SMOLLM2 names or the
+ * cache has. NULL when it is not there: the test then calls skip(). */
+struct tokenizer *fixture_tokenizer(const char *name);
+
+/* Opens a tokenizer.json given as text, with the other files as text or NULL. *status: what
+ * tokenizer_open said; NULL then. */
+struct tokenizer *fixture_from_text(const char *tokenizer_json, const char *tokenizer_config,
+                                    const char *generation_config, enum status *status,
+                                    struct error *err);
+
+/* Opens a .jsonl or .jsonl.xz of tests/golden for reading; NULL when it is not there. `pipe`: to be closed
+ * by pclose. */
+FILE *fixture_lines(const char *relative, int *pipe);
+void fixture_close(FILE *file, int pipe);
