@@ -74,7 +74,7 @@ def put_together(path, body, events):
     wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     texts, done, logprobs = [""] * count, [None] * count, [None] * count
     ids, prompt_ids, role = [[] for _ in range(count)], [None] * count, [False] * count
-    usage, top_prompt_ids = None, None
+    usage = None
     for event in events:
         check_common_chunk(event, kind, prefix, events[0])
         if wants_usage and not event["choices"]:
@@ -84,11 +84,11 @@ def put_together(path, body, events):
             continue
         assert event["choices"], event
         assert ("usage" in event and event["usage"] is None) if wants_usage else event.get("usage") is None, event
-        if chat and event.get("prompt_token_ids") is not None:
-            assert top_prompt_ids is None, "the prompt's ids came twice"
-            top_prompt_ids = event["prompt_token_ids"]
         for c in event["choices"]:
             i = c["index"]
+            if chat and event.get("prompt_token_ids") is not None:  # at the top level, with the first chunk of each choice
+                assert prompt_ids[i] is None, "the prompt's ids came twice"
+                prompt_ids[i] = event["prompt_token_ids"]
             assert done[i] is None, f"choice {i} goes on behind its finish chunk"
             assert "logprobs" in c and "finish_reason" in c, c
             if chat:
@@ -118,7 +118,7 @@ def put_together(path, body, events):
                 done[i] = (c["finish_reason"], c["stop_reason"])
     assert all(done), "a choice without finish chunk"
     assert (usage is not None) == wants_usage
-    return [dict(text=texts[i], finish=done[i], ids=ids[i], prompt_ids=prompt_ids[i] if not chat else top_prompt_ids,
+    return [dict(text=texts[i], finish=done[i], ids=ids[i], prompt_ids=prompt_ids[i],
                  logprobs=logprobs[i]) for i in range(count)], usage
 
 

@@ -7,7 +7,10 @@ import pytest
 from conformance import golden
 from conformance.conftest import KEYS
 
-MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "The"}]
+# The first word is given, the full stop helped a little: there the reference's margins are narrow.
+GREEDY = {"temperature": 0, "logit_bias": {"30": 2}, "extra_body": {"continue_final_message": True}}
+SENTENCE = " capital of France is Paris."
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +32,22 @@ def test_models(client, name):
 
 
 def test_chat(client, name):
-    answer = client.chat.completions.create(model=name, messages=MESSAGES, temperature=0, logprobs=True, top_logprobs=3)
+    answer = client.chat.completions.create(model=name, messages=MESSAGES, **GREEDY, logprobs=True, top_logprobs=3)
     choice = answer.choices[0]
-    assert choice.message.content == "The capital of France is Paris." and choice.finish_reason == "stop"
+    assert choice.message.content == SENTENCE and choice.finish_reason == "stop"
     assert choice.message.role == "assistant" and choice.message.tool_calls is None and choice.message.refusal is None
-    assert answer.usage.completion_tokens == 8 and answer.usage.prompt_tokens_details.cached_tokens >= 0
+    assert answer.usage.completion_tokens == 7 and answer.usage.prompt_tokens_details.cached_tokens >= 0
     assert "".join(e.token for e in choice.logprobs.content) == choice.message.content
     assert all(len(e.top_logprobs) == 3 for e in choice.logprobs.content)
 
-    chunks = list(client.chat.completions.create(model=name, messages=MESSAGES, temperature=0, stream=True,
+    chunks = list(client.chat.completions.create(model=name, messages=MESSAGES, **GREEDY, stream=True,
                                                  stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == choice.message.content
     assert chunks[-1].usage == answer.usage and chunks[-2].choices[0].finish_reason == "stop"
     assert len({c.id for c in chunks}) == 1
 
-    with client.chat.completions.stream(model=name, messages=MESSAGES, temperature=0) as stream:
+    with client.chat.completions.stream(model=name, messages=MESSAGES, **GREEDY) as stream:
         assert stream.get_final_completion().choices[0].message.content == choice.message.content
 
 
@@ -91,20 +94,19 @@ def test_request_ids_reach_the_client(client, name):
 
 
 def test_golden_answers_at_once(client, name):
-    """All prompts with an early end, in one go: the text until then is the reference's, where its margins are wide."""
-    rows = [r for r in golden.read("smollm2/greedy.json") if r.get("messages") and r["eos_at"]]
-    assert len(rows) >= 5
+    """Several at a time: as far as the reference's margins settle the choice, the tokens are the reference's."""
+    rows = []
+    for row in golden.read("smollm2/greedy.json"):
+        wide = next(k for k, margin in enumerate([*row["margin"], 0]) if margin < 0.6)  # llama.cpp disagrees up to 0.44
+        if row.get("messages") and 8 <= wide < 40:
+            rows.append((row, wide))
+    assert len(rows) >= 4
 
-    def ask(row):
-        return client.chat.completions.create(model=name, messages=row["messages"], temperature=0, max_tokens=40)
+    def ask(pair):
+        return client.chat.completions.create(model=name, messages=pair[0]["messages"], temperature=0, max_tokens=pair[1],
+                                              extra_body={"return_token_ids": True})
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, rows))
-    sure = 0
-    for row, answer in zip(rows, answers):
-        if min(row["margin"][:row["eos_at"] + 1]) > 0.45:  # llama.cpp's largest margin of a disagreement is 0.44
-            sure += 1
-            assert answer.choices[0].finish_reason == "stop"
-            assert answer.usage.completion_tokens == row["eos_at"] + 1, (row["name"], answer.choices[0].message.content)
-        assert answer.usage.prompt_tokens == len(row["prompt_ids"])
-        assert answer.choices[0].message.content
-    print(f"{sure} of {len(rows)} answers have margins that settle them")
+    for (row, wide), answer in zip(rows, answers):
+        assert answer.choices[0].token_ids == row["greedy_ids"][:wide], (row["name"], answer.choices[0].message.content)
+        assert answer.prompt_token_ids == row["prompt_ids"] and answer.usage.prompt_tokens == len(row["prompt_ids"])

@@ -133,7 +133,7 @@ def test_frequency_and_presence_penalties(cpu):
     base = {"prompt": [504], "temperature": 0, "max_tokens": 12, "return_token_ids": True}
 
     def run(lift_b, **more):
-        return ids_of(cpu.complete(**base, logit_bias={str(a): 99, str(b): 99 - lift_b}, **more))[0]
+        return ids_of(cpu.complete(**base, logit_bias={str(a): 95, str(b): 95 - lift_b}, **more))[0]
 
     def model_gaps(ids):
         """l[a] - l[b] at every step of a sequence, from the log probabilities of a forced continuation."""

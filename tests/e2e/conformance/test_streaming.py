@@ -32,7 +32,7 @@ def test_headers_and_framing(null):
 
 @pytest.mark.sanitizer
 def test_every_combination_streams_what_it_answers_whole(null):
-    options = {"n": [1, 3], "echo": [False, True], "stop": [None, ["e"], ["zzzz", "th"]], "include_stop_str_in_output": [False, True],
+    options = {"n": [1, 3], "stop": [None, ["e"], ["zzzz", "th"]], "include_stop_str_in_output": [False, True],
                "return_token_ids": [False, True], "max_tokens": [1, 2, 33], "skip_special_tokens": [True, False],
                "min_tokens": [0, 1], "ignore_eos": [False, True], "temperature": [0, 1]}
     rng = random.Random(4)
@@ -44,7 +44,6 @@ def test_every_combination_streams_what_it_answers_whole(null):
             body["prompt"] = rng.choice(["a", ["a", "b c"], [5, 6], [[5], [6, 7, 8]], "Grüße 🌶"])
         else:
             body["messages"] = [USER]
-            del body["echo"]
         rows.append((path, body))
     each(rows, lambda path, body: both_ways(null, path, body))
     null.wait_idle()

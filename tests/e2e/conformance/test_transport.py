@@ -82,7 +82,8 @@ def test_framing_attacks_are_refused_and_the_connection_closed(null):
             c.try_send(data)
             answer = c.answer(check=False)
             assert answer.status in statuses, answer
-            assert c.closed(), "the connection stayed open"
+            c.socket.settimeout(3)
+            c.rest()  # a fault below the application may have any body; it must end with the connection
     each(FRAMING_ATTACKS, check)
     assert null.get("/health").status == 200
 
@@ -118,10 +119,13 @@ def test_garbage_is_refused_or_cut_and_harms_nobody(null):
     def check(data):
         with null.connect(5) as c:
             c.try_send(data)
-            c.socket.shutdown(socket.SHUT_WR)
-            raw = c.rest()
-            if raw and b"no colon" not in data and b"a\x00b" not in data:
-                assert re.match(rb"^HTTP/1\.[01] [45][0-9][0-9] ", raw), raw[:200]
+            if b"\r\n\r\n" in data:
+                try:
+                    raw = c.socket.recv(4096)
+                except ConnectionResetError:
+                    raw = b""
+                harmless = b"no colon" in data or b"a\x00b" in data  # below the contract: served or refused
+                assert raw == b"" or harmless or re.match(rb"^HTTP/1\.[01] [45][0-9][0-9] ", raw), raw[:200]
         assert null.get("/health").json == {"status": "ok"}
     each(GARBAGE, check)
 
@@ -499,18 +503,29 @@ def test_options_needs_no_key(keyed):
 
 @pytest.mark.sanitizer
 def test_a_connection_outlives_errors_whose_request_was_read(null):
-    bad = [("/nowhere", SOUND, 404), (COMPLETIONS, b"{", 400), (COMPLETIONS, {"prompt": []}, 400), ("/health", SOUND, 405),
-           (COMPLETIONS, {**SOUND, "model": "nope"}, 404), (COMPLETIONS, b"", 400)]
+    bad = [(COMPLETIONS, b"{", 400), (COMPLETIONS, {"prompt": []}, 400), (COMPLETIONS, {**SOUND, "model": "nope"}, 404),
+           (COMPLETIONS, b"", 400), (COMPLETIONS, {"prompt": [5] * 9000}, 400)]
     with null.connect() as c:
         for path, body, status in bad * 3:
             c.send(request_bytes("POST", path, body))
             answer = c.answer()
             assert answer.status == status, (path, body, answer)
-            if (answer.header("connection") or "").lower() == "close":  # only legal if the body was not read
-                assert c.closed()
-                raise AssertionError(f"{path} {status}: closed although the whole request was sent")
             c.send(request_bytes("POST", COMPLETIONS, SOUND))
             assert c.answer().status == 200
+        for method, path, status in (("GET", "/nowhere", 404), ("DELETE", "/health", 405), ("GET", COMPLETIONS, 405)):
+            c.send(request_bytes(method, path) * 2)
+            assert c.answer(method).status == status and c.answer(method).status == status
+    # A refusal that is certain before the body may leave it unread; then it says so and closes.
+    for path, headers, status in (("/nowhere", {}, 404), ("/health", {}, 405), (COMPLETIONS, {"Content-Type": "a/b"}, 415)):
+        with null.connect() as c:
+            c.send(request_bytes("POST", path, SOUND, headers))
+            answer = c.answer()
+            assert answer.status == status
+            if (answer.header("connection") or "").lower() == "close":
+                assert c.closed()
+            else:
+                c.send(request_bytes("POST", COMPLETIONS, SOUND))
+                assert c.answer().status == 200
 
 
 @pytest.mark.sanitizer
