@@ -98,9 +98,9 @@ def test_golden_answers_at_once(client, name):
     rows = []
     for row in golden.read("smollm2/greedy.json"):
         wide = next(k for k, margin in enumerate([*row["margin"], 0]) if margin < 0.6)  # llama.cpp disagrees up to 0.44
-        if row.get("messages") and 8 <= wide < 40:
+        if row.get("messages") and 8 <= wide < 40 and len(row["prompt_ids"]) < 300:
             rows.append((row, wide))
-    assert len(rows) >= 4
+    assert len(rows) >= 3
 
     def ask(pair):
         return client.chat.completions.create(model=name, messages=pair[0]["messages"], temperature=0, max_tokens=pair[1],
