@@ -129,8 +129,14 @@ static void run_share(const struct bench *b, uint32_t thread, float *y)
     }
 }
 
+#if defined(__x86_64__)
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDEST
+#endif
+
 /* One thread's share of only reading the same memory. */
-static uint64_t read_share(const struct bench *b, uint32_t thread)
+WIDEST static uint64_t read_share(const struct bench *b, uint32_t thread)
 {
     typedef uint64_t line __attribute__((vector_size(64), aligned(64)));
     const uint64_t lines = b->packed_bytes / 64;

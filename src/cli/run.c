@@ -214,10 +214,12 @@ int cli_run(int argc, char **argv)
 
     if (st) return cli_fail(&err) + 1;
     if (config.help || !config.model) {
-        fprintf(config.help ? stdout : stderr, "usage: inferd run MODEL [options] [PROMPT]\n");
-        config_print_help(config.help ? stdout : stderr);
+        int status = config.help ? 0 : 2;
+        fprintf(config.help ? stdout : stderr,
+                "usage: inferd run MODEL [options] [PROMPT]   (--help lists the options)\n");
+        if (config.help) config_print_help(stdout);
         config_fini(&config);
-        return config.help ? 0 : 2;
+        return status;
     }
     log_set_level(config_given(&config, "log_level") && strcmp(config.log_level, "debug") == 0
                       ? LOG_DEBUG

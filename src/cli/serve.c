@@ -263,10 +263,14 @@ int cli_serve(int argc, char **argv)
     int status;
 
     if (config_parse(argc, argv, &config, &err)) return cli_fail(&err) + 1;
-    if (config.help || !config.model) {
-        fprintf(config.help ? stdout : stderr, "usage: inferd serve MODEL [options]\n");
-        config_print_help(config.help ? stdout : stderr);
-        status = config.help ? 0 : 2;
+    if (config.help) {
+        printf("usage: inferd serve MODEL [options]\n");
+        config_print_help(stdout);
+        status = 0;
+    } else if (!config.model) {
+        fprintf(stderr, "inferd: serve needs a MODEL: a GGUF file, a Hugging Face folder or an id "
+                        "(inferd serve --help)\n");
+        status = 2;
     } else if (config.rest.count) {
         fprintf(stderr, "inferd: serve takes one model; '%.100s' is too many\n",
                 config.rest.items[0]);

@@ -27,7 +27,7 @@ struct device_options {
     uint32_t threads; /* CPU: 0 = as many as the process may use */
     enum cpu_numerics numerics;
     const char
-        *isa; /* CPU: NULL = best; "generic", "avx2", "avx512", "amx": for tests and benchmarks */
+        *isa; /* CPU: NULL = best; "generic", "avx2", "avx512", "avx512-vnni", "amx": for tests and benchmarks */
     uint32_t null_step_us;    /* null: time of a step, 0 = at once */
     int ordinal;              /* CUDA device number */
     enum dtype compute_dtype; /* CUDA: DTYPE_BF16 or DTYPE_F16 */
@@ -60,12 +60,13 @@ enum status device_compile(struct device *device, const struct plan *plan,
 /* Called on a device thread, after a step's result can be taken. Set before the first step. */
 void device_set_notify(struct device *device, void (*notify)(void *ctx), void *ctx);
 
-/* Never block; STATUS_FULL when steps_inflight steps are out. The step is borrowed until its result is released. */
+/* Never block; STATUS_FULL when steps_inflight steps are out. The step and its masks are borrowed
+ * until its result is released. A step outside of the limits is the caller's bug (assert with step_check's sentence). */
 enum status device_submit_body(struct device *device, const struct step *step);
 enum status device_submit_sample(struct device *device, const struct step *step,
                                  const struct step_masks *masks);
 
-/* The result of step seq_no, in order of submission. timeout_ns 0: only look. STATUS_TIMEOUT: not done yet. The result is
+/* The result of step seq_no, in order of submission. timeout_ns 0: only look; below 0: for ever. STATUS_TIMEOUT: not done yet. The result is
  * borrowed until device_release(seq_no). */
 enum status device_wait(struct device *device, uint64_t seq_no, int64_t timeout_ns,
                         const struct step_result **out);

@@ -28,10 +28,10 @@ enum status device_memory_plan(const struct device_options *options, const struc
     case DEVICE_CPU: return cpu_memory_plan(options, plan, limits, out, err);
     case DEVICE_NULL: return null_memory_plan(options, plan, limits, out, err);
     case DEVICE_CUDA:
-#if defined(INFERD_HAVE_CUDA) && INFERD_HAVE_CUDA
+#if defined(INFERD_HAVE_CUDA_PLAN) && INFERD_HAVE_CUDA_PLAN /* plain C, built without nvcc too */
         return cuda_memory_plan(options, plan, limits, out, err);
 #else
-        return error_set(err, STATUS_UNSUPPORTED, "this build has no CUDA device");
+        return error_set(err, STATUS_UNSUPPORTED, "this source tree has no CUDA device");
 #endif
     }
     return error_set(err, STATUS_UNSUPPORTED, "device kind %d is not known", (int)options->kind);

@@ -112,7 +112,9 @@ enum step_flags {
     STEP_KEEP_LOGITS = 1, /* the result carries the raw logits (tests) */
 };
 
-/* Bytes of a step for these limits. group_count and block sizes come from the plan. */
+/* Bytes of a step for these limits. group_count and block sizes come from the plan. Capacities hold whatever a scheduler can
+ * ask for within the limits, but for ids: with penalties on, a step has room for 2^20 tokens of history (or two contexts)
+ * beside all bans; a scheduler whose opens would need more (id_count over id_cap) leaves some to the next step. */
 size_t step_bytes(const struct plan *plan, const struct device_limits *limits);
 /* Lays out an empty step in `memory` of that many bytes, 64-byte aligned. */
 struct step *step_init(void *memory, const struct plan *plan, const struct device_limits *limits);

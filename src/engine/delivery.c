@@ -110,6 +110,7 @@ static void close_choice(struct engine *e, struct engine_request *er, struct cho
     c->open = false;
     er->open_count--;
     engine_leave_queue(e, c);
+    er->request->times.preemptions += c->seq.preemptions;
     if (c->in_sched) sched_end(e->sched, &c->seq);
     if (er->open_count == 0) er->request->times.ended_ns = e->now_ns;
     mark_dirty(e, er);
@@ -121,6 +122,7 @@ static void uncount(struct engine *e, struct engine_request *er, struct choice *
     e->totals.generation_tokens -= c->counted - kept;
     __atomic_fetch_sub(&er->request->times.completion_tokens, c->counted - kept, __ATOMIC_RELAXED);
     c->counted = kept;
+    sequence_trim(&c->seq, kept);
 }
 
 static void finish(struct engine *e, struct engine_request *er, struct choice *c,
@@ -189,6 +191,7 @@ void delivery_fail(struct engine *e, struct engine_request *er, enum status stat
     for (uint32_t i = 0; i < er->choice_count; i++)
         if (er->choices[i].open) {
             atomic_store(&er->choices[i].kept, KEPT_FINAL);
+            er->choices[i].seq.spoiled = true;
             close_choice(e, er, &er->choices[i]);
         }
     er->reserved = 0;

@@ -41,6 +41,7 @@ static enum status make_sched(struct engine *e, struct error *err)
     struct sched_options options = {
         .max_num_seqs = e->options.max_num_seqs,
         .max_num_batched_tokens = e->options.max_num_batched_tokens,
+        .share_prefixes = !e->options.no_prefix_sharing,
         .refill = delivery_refill,
         .refill_ctx = e,
     };
@@ -229,6 +230,7 @@ static void init_choice(const struct engine *e, struct engine_request *er, uint3
         .banned = r->stop_ids,
         .biases = r->sampling.biases,
         .priority = r->priority,
+        .salt = r->tenant,
         .credit = &er->credit,
         .owner = er,
     };
@@ -368,13 +370,14 @@ void engine_end_choice(struct engine *e, struct request *r, uint32_t number, uin
 
     assert(number < er->choice_count && kept_tokens < KEPT_FINAL);
     struct choice *c = &er->choices[number];
+    if (c->output_ended) return;
+    c->output_ended = true;
     if (atomic_compare_exchange_strong(&c->kept, &none, kept_tokens)) {
         ask_attention(e, r);
     } else if (none == KEPT_FINAL && kept_tokens < c->counted) {
         /* The engine had ended it before it knew. It writes nothing more of this choice, so its surplus is taken back here. */
         uint32_t surplus = c->counted - kept_tokens;
 
-        c->counted = kept_tokens;
         __atomic_fetch_sub(&r->times.completion_tokens, surplus, __ATOMIC_RELAXED);
         atomic_fetch_add(&e->late_discarded, surplus);
     }
@@ -420,6 +423,10 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .step_rows_sum = atomic_load(&p->step_rows_sum),
         .step_ns_sum = atomic_load(&p->step_ns_sum),
         .host_ns_sum = atomic_load(&p->host_ns_sum),
+        .preemptions = atomic_load(&p->preemptions),
+        .recomputed_tokens = atomic_load(&p->recomputed_tokens),
+        .prefix_blocks = atomic_load(&p->prefix_blocks),
+        .prefix_evictions = atomic_load(&p->prefix_evictions),
         .late_mallocs = malloc_count() - e->mallocs_at_start,
     };
     out->alive = !out->dead_reason;

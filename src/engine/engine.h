@@ -23,6 +23,7 @@ struct engine_options {
     uint64_t queue_tokens_max;       /* prompt tokens waiting at once */
     uint32_t client_stall_ms;        /* a blocked ring for this long ends its request */
     uint32_t context_tokens;         /* longest sequence */
+    bool no_prefix_sharing;          /* every prompt is computed in full */
 };
 
 /* Starts the engine thread over a compiled device. Borrows the device, plan and limits until engine_destroy. */
@@ -40,7 +41,8 @@ enum status engine_submit(struct engine *engine, struct request *request, uint32
 /* The client has gone: its sequences leave at the next step. Idempotent. No output need be read after it. */
 void engine_cancel(struct engine *engine, struct request *request);
 /* The output side found stop text in `choice`: later tokens do not count. The choice ends with FINISH_ENDED. kept_tokens:
- * sampled tokens that count (for usage and metrics). */
+ * sampled tokens that count (for usage and metrics). Called on the request's I/O thread, once a choice, before or after its OUTPUT_FINISHED was
+ * pushed: if the choice had ended already, times.completion_tokens is put right by this very call; else before OUTPUT_FINISHED. */
 void engine_end_choice(struct engine *engine, struct request *request, uint32_t choice,
                        uint32_t kept_tokens);
 
@@ -58,10 +60,15 @@ struct engine_stats {
     uint64_t requests_submitted, requests_finished, requests_aborted, requests_rejected,
         requests_failed;
     uint32_t seqs_running, seqs_waiting, seqs_blocked;
-    uint32_t kv_blocks_total, kv_blocks_used;
+    uint32_t kv_blocks_total,
+        kv_blocks_used;     /* used: by sequences; blocks kept for later prompts are not */
     uint64_t step_rows_sum; /* rows over all steps */
     uint64_t step_ns_sum;   /* device time over all steps */
     uint64_t host_ns_sum;   /* engine thread's time outside waiting */
     uint64_t late_mallocs;  /* allocations on the step path after start: stays 0 */
+    uint64_t preemptions,
+        recomputed_tokens; /* KV given up for want of blocks; tokens computed a second time for it */
+    uint32_t prefix_blocks; /* entries of the prefix index, in use or kept for later prompts */
+    uint64_t prefix_evictions;
 };
 void engine_stats(const struct engine *engine, struct engine_stats *out);

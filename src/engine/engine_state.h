@@ -28,7 +28,8 @@ struct choice {
     bool scored;   /* OUTPUT_PROMPT_SCORED was pushed */
     bool owes_finished; /* OUTPUT_FINISHED waits for room */
     enum finish_reason reason;
-    uint32_t counted; /* its tokens that count; written by the engine while open */
+    uint32_t counted; /* its tokens that count; the engine's until kept is KEPT_FINAL, then fixed */
+    bool output_ended; /* output side: engine_end_choice was called */
     _Atomic uint32_t
         kept; /* see above: engine_end_choice and delivery.c agree here who was first */
 };
@@ -67,6 +68,8 @@ struct published {
     _Atomic uint32_t seqs_running, seqs_waiting, seqs_blocked;
     _Atomic uint32_t kv_blocks_total, kv_blocks_used;
     _Atomic uint64_t step_rows_sum, step_ns_sum, host_ns_sum;
+    _Atomic uint64_t preemptions, recomputed_tokens, prefix_evictions;
+    _Atomic uint32_t prefix_blocks;
     _Atomic uint32_t idle;
     _Atomic uint32_t
         starts_per_ks; /* sequences that left the waiting list, per 1000 s: measured over the last seconds */

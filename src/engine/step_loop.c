@@ -176,9 +176,14 @@ static void note_started(struct engine *e, const struct sched_step *planned)
     for (uint32_t i = 0; i < planned->entry_count; i++) {
         const struct sched_entry *entry = &planned->entries[i];
         struct choice *choice = (struct choice *)entry->seq; /* its first field */
-        struct stage_times *times = &((struct engine_request *)entry->seq->owner)->request->times;
+        struct request *request = ((struct engine_request *)entry->seq->owner)->request;
+        struct stage_times *times = &request->times;
 
         if (!choice->started) {
+            if (choice->number % request->best_of == 0) { /* each prompt counts once */
+                times->cached_tokens += choice->seq.cached;
+                e->totals.cached_tokens += choice->seq.cached;
+            }
             engine_leave_queue(e, choice);
             e->starts++;
             if (!times->scheduled_ns) times->scheduled_ns = e->now_ns;
@@ -268,7 +273,16 @@ static void publish(struct engine *e)
     PUBLISH(step_rows_sum);
     PUBLISH(step_ns_sum);
     PUBLISH(host_ns_sum);
-    atomic_store_explicit(&e->published.seqs_running, counts.running, memory_order_relaxed);
+    e->totals.preemptions = counts.preemptions;
+    e->totals.recomputed_tokens = counts.recomputed_tokens;
+    e->totals.prefix_blocks = counts.prefix_entries;
+    e->totals.prefix_evictions = counts.prefix_evictions;
+    PUBLISH(preemptions);
+    PUBLISH(recomputed_tokens);
+    PUBLISH(prefix_blocks);
+    PUBLISH(prefix_evictions);
+    atomic_store_explicit(&e->published.seqs_running, counts.running + counts.leaving,
+                          memory_order_relaxed);
     atomic_store_explicit(&e->published.seqs_waiting, counts.waiting, memory_order_relaxed);
     atomic_store_explicit(&e->published.seqs_blocked, counts.blocked, memory_order_relaxed);
     atomic_store_explicit(&e->published.kv_blocks_used, counts.kv_blocks_used,
@@ -290,6 +304,7 @@ static bool turn(struct engine *e)
     sweep(e);
     if (!atomic_load_explicit(&e->stopping, memory_order_relaxed)) any |= plan_steps(e);
     delivery_reap(e);
+    publish(e); /* before the bell: who has read a request's end finds it counted */
     delivery_ring(e);
     return any;
 }

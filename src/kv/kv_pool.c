@@ -11,9 +11,11 @@ struct kv_block {
 };
 
 struct kv_pool {
-    uint32_t capacity, free_count, promised;
+    uint32_t capacity, free_count, promised, reclaimable;
     uint32_t free_head; /* last freed first: its lines are the likeliest in a cache */
     struct kv_block *blocks;
+    void (*reclaim)(void *ctx);
+    void *reclaim_ctx;
 };
 
 enum status kv_pool_create(uint32_t capacity, struct kv_pool **out)
@@ -44,6 +46,7 @@ void kv_pool_destroy(struct kv_pool *pool)
 
 static uint32_t pop_free(struct kv_pool *pool)
 {
+    if (pool->free_count == 0 && pool->reclaimable > 0) pool->reclaim(pool->reclaim_ctx);
     uint32_t id = pool->free_head;
 
     assert(id < pool->capacity && pool->blocks[id].refs == 0);
@@ -63,7 +66,8 @@ enum status kv_pool_alloc(struct kv_pool *pool, uint32_t count, uint32_t blocks[
 
 enum status kv_pool_promise(struct kv_pool *pool, uint32_t count)
 {
-    if (count > kv_pool_available_count(pool)) return STATUS_EXHAUSTED;
+    if ((uint64_t)pool->promised + count > (uint64_t)pool->free_count + pool->reclaimable)
+        return STATUS_EXHAUSTED;
     pool->promised += count;
     return STATUS_OK;
 }
@@ -120,7 +124,36 @@ uint32_t kv_pool_promised_count(const struct kv_pool *pool)
 
 uint32_t kv_pool_available_count(const struct kv_pool *pool)
 {
-    return pool->free_count - pool->promised;
+    uint32_t unpromised = pool->free_count + pool->reclaimable;
+
+    /* less than promised only for the moment in which a sequence adopts reclaimable blocks before it is found not to fit */
+    return unpromised > pool->promised ? unpromised - pool->promised : 0;
+}
+
+uint32_t kv_pool_used_count(const struct kv_pool *pool)
+{
+    return pool->capacity - pool->free_count - pool->reclaimable;
+}
+
+uint64_t kv_pool_refs_sum(const struct kv_pool *pool)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < pool->capacity; i++)
+        sum += pool->blocks[i].refs;
+    return sum;
+}
+
+void kv_pool_set_reclaim(struct kv_pool *pool, void (*reclaim)(void *ctx), void *ctx)
+{
+    pool->reclaim = reclaim;
+    pool->reclaim_ctx = ctx;
+}
+
+void kv_pool_add_reclaimable(struct kv_pool *pool, int change)
+{
+    assert(change >= 0 || pool->reclaimable >= (uint32_t)-change);
+    pool->reclaimable += (uint32_t)change;
 }
 
 void kv_pool_check(const struct kv_pool *pool)
@@ -134,5 +167,5 @@ void kv_pool_check(const struct kv_pool *pool)
         assert(++listed <= pool->capacity); /* a cycle would not end */
     }
     assert(unused == pool->free_count && listed == pool->free_count);
-    assert(pool->promised <= pool->free_count);
+    assert(pool->promised <= pool->free_count + pool->reclaimable);
 }

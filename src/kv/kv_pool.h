@@ -5,8 +5,10 @@
  *     free --take/alloc--> refs 1 --ref--> refs n --unref--> ... refs 0 = free
  * A promise sets blocks aside by number, not by id: what is promised can always be taken later, so that a sequence that
  * was admitted never waits for a block in its middle, and holds none before it has tokens to put there.
+ * Blocks that only an index holds (kv_prefix.h) are reclaimable: they count as available, and when no block is free the pool asks
+ * the index to let one go.
  * Invariants (kv_pool_check): a block is on the free list exactly when its refs are 0; free + used = capacity;
- * promised <= free.
+ * promised <= free + reclaimable.
  * Thread: engine thread only. Memory: all taken by kv_pool_create.
  * Source: arXiv 2309.06180 (PagedAttention), sections 4.2 and 4.4. */
 #pragma once
@@ -35,6 +37,11 @@ void kv_pool_unpromise(struct kv_pool *pool, uint32_t count);
 /* Turns one promised block into an id with one reference. Cannot fail: asserts the promise. */
 uint32_t kv_pool_take(struct kv_pool *pool);
 
+/* Who gives reclaimable blocks back: `reclaim` must free at least one. */
+void kv_pool_set_reclaim(struct kv_pool *pool, void (*reclaim)(void *ctx), void *ctx);
+void kv_pool_add_reclaimable(struct kv_pool *pool,
+                             int change); /* by the index, as they come and go */
+
 void kv_pool_ref(struct kv_pool *pool, uint32_t block);
 void kv_pool_unref(struct kv_pool *pool, uint32_t block);
 
@@ -42,7 +49,11 @@ uint32_t kv_pool_refs(const struct kv_pool *pool, uint32_t block);
 uint32_t kv_pool_capacity(const struct kv_pool *pool);
 uint32_t kv_pool_free_count(const struct kv_pool *pool); /* refs 0, promised ones among them */
 uint32_t kv_pool_promised_count(const struct kv_pool *pool);
-uint32_t kv_pool_available_count(const struct kv_pool *pool); /* free and not promised */
+uint32_t kv_pool_used_count(const struct kv_pool *pool); /* neither free nor reclaimable */
+uint32_t
+kv_pool_available_count(const struct kv_pool *pool); /* free or reclaimable, and not promised */
+/* Sum of the references of all blocks. O(capacity): for checks. */
+uint64_t kv_pool_refs_sum(const struct kv_pool *pool);
 
 /* Walks everything and asserts the invariants. O(capacity): tests, debug builds, idle moments. */
 void kv_pool_check(const struct kv_pool *pool);

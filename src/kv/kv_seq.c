@@ -4,7 +4,8 @@
 #include <string.h>
 
 enum status kv_space_init(struct kv_space *space, uint32_t group_count,
-                          const uint32_t block_tokens[], const uint32_t capacity[])
+                          const uint32_t block_tokens[], const uint32_t capacity[],
+                          bool share_prefixes)
 {
     *space = (struct kv_space){0};
     if (group_count < 1 || group_count > KV_GROUPS_MAX) return STATUS_INVALID;
@@ -18,11 +19,16 @@ enum status kv_space_init(struct kv_space *space, uint32_t group_count,
             return st;
         }
     }
+    if (share_prefixes && kv_prefix_create(space, &space->prefix)) {
+        kv_space_fini(space);
+        return STATUS_NOMEM;
+    }
     return STATUS_OK;
 }
 
 void kv_space_fini(struct kv_space *space)
 {
+    kv_prefix_destroy(space->prefix);
     for (uint32_t g = 0; g < space->group_count; g++)
         kv_pool_destroy(space->pools[g]);
     *space = (struct kv_space){0};
@@ -32,6 +38,7 @@ void kv_space_check(const struct kv_space *space)
 {
     for (uint32_t g = 0; g < space->group_count; g++)
         kv_pool_check(space->pools[g]);
+    if (space->prefix) kv_prefix_check(space->prefix);
 }
 
 uint32_t kv_space_blocks(const struct kv_space *space, uint32_t group, uint32_t tokens)
@@ -54,12 +61,12 @@ enum status kv_seq_promise(struct kv_seq *seq, struct kv_space *space, uint32_t 
         struct kv_table *table = &seq->tables[g];
         uint32_t blocks = kv_space_blocks(space, g, tokens);
 
-        assert(table->count == 0 && table->promised == 0 && blocks <= table->capacity);
-        if (kv_pool_promise(space->pools[g], blocks)) {
+        assert(table->count <= blocks && table->promised == 0 && blocks <= table->capacity);
+        if (kv_pool_promise(space->pools[g], blocks - table->count)) {
             kv_seq_drop(seq, space);
             return STATUS_EXHAUSTED;
         }
-        table->promised = blocks;
+        table->promised = blocks - table->count;
     }
     return STATUS_OK;
 }
@@ -78,17 +85,50 @@ void kv_seq_grow(struct kv_seq *seq, struct kv_space *space, uint32_t tokens)
     }
 }
 
+enum status kv_seq_extend(struct kv_seq *seq, struct kv_space *space, uint32_t tokens)
+{
+    uint32_t more[KV_GROUPS_MAX];
+
+    for (uint32_t g = 0; g < space->group_count; g++) {
+        const struct kv_table *table = &seq->tables[g];
+        uint32_t blocks = kv_space_blocks(space, g, tokens), has = table->count + table->promised;
+
+        more[g] = blocks > has ? blocks - has : 0;
+        if (more[g] > kv_pool_available_count(space->pools[g])) return STATUS_EXHAUSTED;
+    }
+    for (uint32_t g = 0; g < space->group_count; g++) {
+        enum status st = kv_pool_promise(space->pools[g], more[g]);
+
+        assert(st == STATUS_OK); /* available just now */
+        (void)st;
+        seq->tables[g].promised += more[g];
+    }
+    kv_seq_grow(seq, space, tokens);
+    return STATUS_OK;
+}
+
 void kv_seq_drop(struct kv_seq *seq, struct kv_space *space)
 {
-    for (uint32_t g = 0; g < space->group_count; g++) {
+    uint32_t first_count = seq->tables[0].count;
+
+    /* Group 0, which names the entries, last: an entry is idle only when all its blocks are. */
+    for (uint32_t g = space->group_count; g-- > 0;) {
         struct kv_table *table = &seq->tables[g];
 
-        /* the end first: the blocks of a chain's start are taken again last */
-        while (table->count > 0)
-            kv_pool_unref(space->pools[g], table->blocks[--table->count]);
         kv_pool_unpromise(space->pools[g], table->promised);
         table->promised = table->sent = 0;
+        if (g == 0) break;
+        while (table->count > 0)
+            kv_pool_unref(space->pools[g], table->blocks[--table->count]);
     }
+    /* The end first: the beginning of a chain is evicted, or taken again, last. */
+    for (uint32_t i = first_count; i-- > 0;) {
+        uint32_t block = seq->tables[0].blocks[i];
+
+        kv_pool_unref(space->pools[0], block);
+        if (space->prefix) kv_prefix_dropped(space->prefix, block);
+    }
+    seq->tables[0].count = 0;
 }
 
 uint32_t kv_seq_block_count(const struct kv_seq *seq, const struct kv_space *space)

@@ -25,7 +25,7 @@ enum status model_open(struct weights *weights, const struct model_options *opti
                        struct model **out, struct error *err)
 {
     struct model *m = calloc(1, sizeof *m);
-    struct model_options opt = *options;
+    struct model_options opt = options ? *options : (struct model_options){0};
     struct weight_table table;
     enum status st;
 

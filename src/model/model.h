@@ -24,7 +24,7 @@ struct model_options {
 
 struct model;
 
-/* Errors: as model_config_read, and STATUS_NOT_FOUND, STATUS_CORRUPT, STATUS_UNSUPPORTED for tensors; STATUS_INVALID for
+/* options NULL: all defaults. Errors: as model_config_read, and STATUS_NOT_FOUND, STATUS_CORRUPT, STATUS_UNSUPPORTED for tensors; STATUS_INVALID for
  * options and for a split that does not come out even. */
 enum status model_open(struct weights *weights, const struct model_options *options,
                        struct model **out, struct error *err);

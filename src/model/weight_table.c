@@ -61,7 +61,9 @@ void weight_table_skip(struct weight_table *table, enum tensor_id id, uint32_t l
 
 uint64_t weight_table_rows(const struct weight_table *table, enum tensor_id id)
 {
-    const struct weight_view *view = find(table, id, 0);
+    char name[NAME_MAX_BYTES];
+    const struct weight_view *view =
+        name_of(table, id, 0, name) ? weights_find(table->weights, name) : NULL;
 
     return view && view->dim_count == 2 ? view->dims[0] : 0;
 }

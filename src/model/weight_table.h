@@ -40,7 +40,7 @@ enum status weight_table_take(struct weight_table *table, enum tensor_id id, uin
 bool weight_table_has(const struct weight_table *table, enum tensor_id id, uint32_t layer);
 /* Ignores a tensor that may be there and does not count (a head beside tied embeddings). */
 void weight_table_skip(struct weight_table *table, enum tensor_id id, uint32_t layer);
-/* Rows of a matrix in the file, 0 where it is not there. */
+/* Rows of a matrix in the file (also beside dummies), 0 where it is not there. */
 uint64_t weight_table_rows(const struct weight_table *table, enum tensor_id id);
 /* Errors: STATUS_UNSUPPORTED, naming the first tensor that nobody took and how many there are. */
 enum status weight_table_finish(const struct weight_table *table, struct error *err);

@@ -1,4 +1,4 @@
-/* admission.c - from waiting to running: the order of the waiting list, slots, promises of KV blocks. */
+/* admission.c - from waiting to running: the order of the waiting list, slots, promises of KV blocks, shared prefixes. */
 #include <assert.h>
 #include <stddef.h>
 
@@ -35,24 +35,255 @@ static void lend_tables(struct sched *sched, struct sequence *seq)
     }
 }
 
-struct sequence *admission_next(struct sched *sched)
-{
-    struct seq_link *first = sched->lists[SEQ_WAITING].next;
+/* --- prefixes ------------------------------------------------------------------------------------------------- */
 
-    if (first == &sched->lists[SEQ_WAITING] || sched->free_slot_count == 0) return NULL;
-    struct sequence *seq = sched_link_seq(first);
+enum { SPAN_MAX = 64 };
+
+static uint32_t span_of(const struct sched *sched)
+{
+    return sched->kv.prefix ? kv_prefix_span(sched->kv.prefix) : 0;
+}
+
+uint32_t admission_prompt_spans(const struct sched *sched, const struct sequence *seq)
+{
+    uint32_t span = span_of(sched), tokens = sequence_kv_tokens(seq);
+
+    if (span == 0) return 0;
+    return (tokens < seq->prompt_count ? tokens : seq->prompt_count) / span;
+}
+
+/* Tokens that are known: the prompt, and what it had sampled if it was preempted. */
+static uint32_t known_tokens(const struct sequence *seq)
+{
+    return seq->prompt_count + seq->sampled_known;
+}
+
+/* Spans that could be adopted: at least one token is left to compute, and prompts to be scored are computed in full. */
+static uint32_t spans_wanted(const struct sched *sched, const struct sequence *seq)
+{
+    uint32_t span = span_of(sched);
+
+    return span == 0 || seq->score_prompt ? 0 : (known_tokens(seq) - 1) / span;
+}
+
+/* The tokens of a span: in the prompt itself, or gathered in `text`. */
+static const int32_t *span_tokens(const struct sequence *seq, uint32_t index, uint32_t span,
+                                  int32_t text[SPAN_MAX])
+{
+    if ((index + 1) * span <= seq->prompt_count) return seq->prompt + (size_t)index * span;
+    for (uint32_t t = 0; t < span; t++)
+        text[t] = sequence_token_at(seq, index * span + t);
+    return text;
+}
+
+/* READY entries from the start of its tokens. *pending: the entry that stopped the search, if it was one that is not READY. The search goes
+ * on where the last one ended: the beginning of a chain is evicted after its end, so all before a READY entry are there. */
+static uint32_t count_ready(const struct sched *sched, struct sequence *seq, uint32_t *pending)
+{
+    const struct kv_prefix *prefix = sched->kv.prefix;
+    struct kv_chain chain = kv_chain_start(seq->salt);
+    uint32_t wanted = spans_wanted(sched, seq), span = span_of(sched), i = 0;
+    int32_t text[SPAN_MAX];
+
+    *pending = KV_PREFIX_NONE;
+    if (seq->hit_spans && seq->hit_spans <= wanted &&
+        kv_prefix_serial(prefix, seq->hit_entry) == seq->hit_serial) {
+        i = seq->hit_spans;
+        chain = kv_chain_after(seq->hit_serial);
+    }
+    for (; i < wanted; i++) {
+        uint32_t entry = kv_prefix_find(prefix, &chain, span_tokens(seq, i, span, text));
+
+        if (entry == KV_PREFIX_NONE) break;
+        if (!kv_prefix_ready(prefix, entry, sched->done_seq_no)) {
+            *pending = entry;
+            break;
+        }
+        seq->hit_entry = entry;
+        seq->hit_serial = kv_prefix_serial(prefix, entry);
+    }
+    return seq->hit_spans = i;
+}
+
+/* Somebody is at it: a blocked one is not, it waits for its reader. */
+static bool is_under_way(const struct sched *sched, uint32_t entry)
+{
+    const struct sequence *owner = kv_prefix_owner(sched->kv.prefix, entry);
+
+    return !kv_prefix_ready(sched->kv.prefix, entry, sched->done_seq_no) && owner &&
+           owner->state == SEQ_RUNNING;
+}
+
+static bool waits_for_prefix(struct sched *sched, struct sequence *seq)
+{
+    const struct kv_prefix *prefix = sched->kv.prefix;
+    uint32_t pending;
+
+    if (!prefix) return false;
+    if (seq->wait_entry != KV_PREFIX_NONE &&
+        kv_prefix_serial(prefix, seq->wait_entry) == seq->wait_serial &&
+        is_under_way(sched, seq->wait_entry))
+        return true; /* as before: the search is spared */
+    count_ready(sched, seq, &pending);
+    seq->wait_entry = KV_PREFIX_NONE;
+    if (pending == KV_PREFIX_NONE || !is_under_way(sched, pending)) return false;
+    seq->wait_entry = pending;
+    seq->wait_serial = kv_prefix_serial(prefix, pending);
+    return true;
+}
+
+uint32_t admission_cached(const struct sched *sched, struct sequence *seq)
+{
+    uint32_t pending;
+
+    return count_ready(sched, seq, &pending) * span_of(sched);
+}
+
+static void adopt_ready(struct sched *sched, struct sequence *seq)
+{
+    struct kv_chain chain = kv_chain_start(seq->salt);
+    uint32_t pending, ready = count_ready(sched, seq, &pending), span = span_of(sched);
+    int32_t text[SPAN_MAX];
+
+    for (uint32_t i = 0; i < ready; i++)
+        kv_prefix_adopt(sched->kv.prefix,
+                        kv_prefix_find(sched->kv.prefix, &chain, span_tokens(seq, i, span, text)),
+                        &seq->kv);
+    seq->entries = ready;
+    seq->computed = ready * span;
+}
+
+/* What it is going to compute is announced, so that others wait instead of doing the same. */
+static void put_pending(struct sched *sched, struct sequence *seq)
+{
+    uint32_t spans = admission_prompt_spans(sched, seq), span = span_of(sched);
+    struct kv_chain chain = kv_chain_start(seq->salt);
+
+    if (seq->entries < spans) kv_seq_grow(&seq->kv, &sched->kv, spans * span);
+    for (uint32_t i = 0; i < spans; i++) {
+        void *owner = i < seq->entries ? NULL : seq;
+
+        if (!kv_prefix_put(sched->kv.prefix, &chain, seq->prompt + (size_t)i * span, &seq->kv, i,
+                           owner))
+            return; /* another is at the same, and stands still: what follows is ours alone */
+        if (owner) seq->entries++;
+    }
+}
+
+void admission_computed(struct sched *sched, const struct sequence *seq, uint32_t from, uint32_t to,
+                        uint64_t seq_no)
+{
+    uint32_t span = span_of(sched);
+
+    for (uint32_t i = span ? from / span : 0; span && i < to / span && i < seq->entries; i++)
+        kv_prefix_computed(sched->kv.prefix, seq->kv.tables[0].blocks[i], (void *)(uintptr_t)seq,
+                           seq_no);
+}
+
+void admission_retract(struct sched *sched, struct sequence *seq)
+{
+    if (sched->kv.prefix)
+        kv_prefix_retract(sched->kv.prefix, &seq->kv, seq->entries, seq, sched->done_seq_no);
+}
+
+/* All its steps are done: whole blocks of prompt and answer are of use to whoever continues the text. */
+static void put_ready(struct sched *sched, struct sequence *seq)
+{
+    struct kv_chain chain = kv_chain_start(seq->salt);
+    uint32_t span = span_of(sched), known = known_tokens(seq);
+    uint32_t tokens = seq->computed < known ? seq->computed : known;
+    int32_t text[SPAN_MAX];
+
+    if (span == 0 || seq->spoiled) return;
+    for (uint32_t i = 0; i < tokens / span; i++)
+        if (!kv_prefix_put(sched->kv.prefix, &chain, span_tokens(seq, i, span, text), &seq->kv, i,
+                           NULL))
+            return;
+}
+
+/* --- in and out ----------------------------------------------------------------------------------------------- */
+
+/* A preempted one whose reader has made no room would only be computed again to stand still. */
+static bool stands_still(struct sched *sched, struct sequence *seq)
+{
+    if (!seq->preemptions || !seq->credit || seq->credit->left) return false;
+    if (sched->options.refill) sched->options.refill(sched->options.refill_ctx, seq, sched->now_ns);
+    return seq->credit->left == 0;
+}
+
+struct sequence *admission_candidate(struct sched *sched)
+{
+    struct seq_link *head = &sched->lists[SEQ_WAITING];
+
+    if (sched->free_slot_count == 0 || sched->counts[SEQ_LEAVING]) return NULL;
+    for (struct seq_link *link = head->next; link != head; link = link->next) {
+        struct sequence *seq = sched_link_seq(link);
+
+        if (!waits_for_prefix(sched, seq) && !stands_still(sched, seq)) return seq;
+    }
+    return NULL;
+}
+
+/* Tokens it is promised blocks for: what is there and one more; all, where it can never be preempted. */
+static uint32_t promised_tokens(const struct sequence *seq)
+{
+    uint32_t all = sequence_kv_tokens(seq), now = known_tokens(seq) + 1;
+
+    return seq->score_prompt || all < now ? all : now;
+}
+
+/* Blocks left in each group for those that run to go on: one each, and four where a preempted one comes back, lest it leave again
+ * at once. */
+static bool leaves_watermark(const struct sched *sched, const struct sequence *seq)
+{
+    uint32_t runs = sched->counts[SEQ_RUNNING] + sched->counts[SEQ_BLOCKED];
+    uint32_t each = seq->preemptions ? 4 : 1;
+
+    for (uint32_t g = 0; g < sched->kv.group_count; g++)
+        if (kv_pool_available_count(sched->kv.pools[g]) < runs * each) return false;
+    return true;
+}
+
+static void give_back(struct sched *sched, struct sequence *seq)
+{
+    kv_seq_drop(&seq->kv, &sched->kv);
+    seq->computed = seq->entries = 0;
+}
+
+bool admission_admit(struct sched *sched, struct sequence *seq)
+{
     seq->slot = sched->free_slots[sched->free_slot_count - 1];
     lend_tables(sched, seq);
-    if (kv_seq_promise(&seq->kv, &sched->kv, sequence_kv_tokens(seq))) return NULL;
+    if (sched->kv.prefix) adopt_ready(sched, seq);
+    if (kv_seq_promise(&seq->kv, &sched->kv, promised_tokens(seq)) ||
+        !leaves_watermark(sched, seq)) {
+        give_back(sched, seq);
+        return false;
+    }
+    if (seq->preemptions)
+        sched->recomputed_tokens += known_tokens(seq) - seq->computed;
+    else
+        seq->cached = seq->computed;
+    if (sched->kv.prefix) put_pending(sched, seq);
     sched->free_slot_count--;
     sched_move(sched, seq, SEQ_RUNNING);
-    return seq;
+    return true;
 }
 
 void admission_release(struct sched *sched, struct sequence *seq)
 {
+    bool leaving = seq->state == SEQ_LEAVING;
+
     assert(seq->last_seq_no <= sched->done_seq_no);
-    kv_seq_drop(&seq->kv, &sched->kv);
+    if (sched->kv.prefix) put_ready(sched, seq);
+    give_back(sched, seq);
     sched->free_slots[sched->free_slot_count++] = seq->slot;
     sched_move(sched, seq, SEQ_GONE);
+    if (!leaving) return;
+    assert(seq->sampled_known == seq->sampled_planned); /* all its steps are done */
+    sched_unlink(sched, seq);
+    seq->last_seq_no = 0;
+    seq->hit_spans = 0;
+    seq->wait_entry = KV_PREFIX_NONE;
+    admission_enqueue(sched, seq);
 }

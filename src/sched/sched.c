@@ -17,14 +17,19 @@ struct sequence *sched_link_seq(const struct seq_link *link)
     return (struct sequence *)((char *)(uintptr_t)link - offsetof(struct sequence, link));
 }
 
+void sched_unlink(struct sched *sched, struct sequence *seq)
+{
+    seq->link.prev->next = seq->link.next;
+    seq->link.next->prev = seq->link.prev;
+    sched->counts[seq->state]--;
+}
+
 /* To the end of the list of `state`. */
 void sched_move(struct sched *sched, struct sequence *seq, enum seq_state state)
 {
     struct seq_link *link = &seq->link, *head = &sched->lists[state];
 
-    link->prev->next = link->next;
-    link->next->prev = link->prev;
-    sched->counts[seq->state]--;
+    sched_unlink(sched, seq);
     link->prev = head->prev;
     link->next = head;
     head->prev->next = link;
@@ -78,7 +83,8 @@ enum status sched_create(const struct sched_options *options, const struct plan 
         sched->lists[s] = (struct seq_link){&sched->lists[s], &sched->lists[s]};
     for (uint32_t g = 0; g < plan->group_count; g++)
         block_tokens[g] = plan->groups[g].block_tokens;
-    st = kv_space_init(&sched->kv, plan->group_count, block_tokens, limits->kv_blocks);
+    st = kv_space_init(&sched->kv, plan->group_count, block_tokens, limits->kv_blocks,
+                       options->share_prefixes);
     if (!st) st = alloc_tables(sched);
     if (st) {
         sched_destroy(sched);
@@ -125,6 +131,7 @@ void sched_add(struct sched *sched, struct sequence *seq)
 {
     assert(seq->state == SEQ_NEW && seq->prompt_count >= 1 && sequence_rows_left(seq) > 0);
     seq->arrival = ++sched->arrivals;
+    seq->wait_entry = KV_PREFIX_NONE;
     admission_enqueue(sched, seq);
 }
 
@@ -134,6 +141,8 @@ void sched_end(struct sched *sched, struct sequence *seq)
     case SEQ_WAITING: sched_move(sched, seq, SEQ_GONE); break;
     case SEQ_RUNNING:
     case SEQ_BLOCKED:
+    case SEQ_LEAVING:
+        admission_retract(sched, seq);
         sched_move(sched, seq, SEQ_ENDING);
         if (seq->last_seq_no <= sched->done_seq_no) admission_release(sched, seq);
         break;
@@ -148,23 +157,28 @@ struct sequence *sched_reap(struct sched *sched)
     struct seq_link *first = sched->lists[SEQ_GONE].next;
 
     if (first == &sched->lists[SEQ_GONE]) return NULL;
-    first->prev->next = first->next;
-    first->next->prev = first->prev;
-    sched->counts[SEQ_GONE]--;
+    sched_unlink(sched, sched_link_seq(first));
     return sched_link_seq(first);
+}
+
+/* Those of a list whose steps are done give back slot and blocks. */
+static void release_done(struct sched *sched, enum seq_state state)
+{
+    struct seq_link *head = &sched->lists[state], *next;
+
+    for (struct seq_link *link = head->next; link != head; link = next) {
+        next = link->next;
+        if (sched_link_seq(link)->last_seq_no <= sched->done_seq_no)
+            admission_release(sched, sched_link_seq(link));
+    }
 }
 
 void sched_step_done(struct sched *sched, uint64_t seq_no)
 {
-    struct seq_link *head = &sched->lists[SEQ_ENDING], *next;
-
     assert(seq_no >= sched->done_seq_no);
     sched->done_seq_no = seq_no;
-    for (struct seq_link *link = head->next; link != head; link = next) {
-        next = link->next;
-        if (sched_link_seq(link)->last_seq_no <= seq_no)
-            admission_release(sched, sched_link_seq(link));
-    }
+    release_done(sched, SEQ_ENDING);
+    release_done(sched, SEQ_LEAVING);
 }
 
 /* --- planning ------------------------------------------------------------------------------------------------- */
@@ -176,6 +190,7 @@ struct planning {
     uint64_t seq_no;
     int64_t now_ns;
     uint32_t rows_left, logits_left;
+    bool preempted; /* somebody gave up blocks for this step */
 };
 
 /* Whether one more sample may be planned. Without credit the sequence is blocked. */
@@ -212,9 +227,10 @@ static uint32_t table_changes(const struct sched *sched, const struct sequence *
 
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         uint32_t blocks = kv_space_blocks(&sched->kv, g, tokens);
-        uint32_t sent = seq->kv.tables[g].sent;
+        const struct kv_table *table = &seq->kv.tables[g];
 
-        changes += blocks > sent ? blocks - sent : 0;
+        if (blocks < table->count) blocks = table->count; /* a shared prefix, a prompt's blocks */
+        changes += blocks > table->sent ? blocks - table->sent : 0;
     }
     return changes;
 }
@@ -265,7 +281,8 @@ static void put_tables(struct planning *p, struct sequence *seq, uint32_t tokens
 {
     struct sched *sched = p->sched;
 
-    kv_seq_grow(&seq->kv, &sched->kv, tokens);
+    kv_seq_grow(&seq->kv, &sched->kv,
+                tokens); /* put_sequence has seen to it that there are enough */
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         struct kv_table *table = &seq->kv.tables[g];
 
@@ -314,6 +331,7 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     step->output_count += outputs;
     p->rows_left -= rows;
     p->logits_left -= outputs;
+    admission_computed(p->sched, seq, seq->computed, end, p->seq_no);
     seq->computed = end;
     seq->last_seq_no = p->seq_no;
     if (samples) {
@@ -325,7 +343,12 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     }
 }
 
-enum put { PUT_DONE, PUT_SKIPPED, PUT_NO_ROOM };
+enum put {
+    PUT_DONE,
+    PUT_SKIPPED,
+    PUT_NO_ROOM,
+    PUT_PREEMPTED, /* some sequence has left its list: begin again */
+};
 
 static enum put put_sequence(struct planning *p, struct sequence *seq)
 {
@@ -333,6 +356,10 @@ static enum put put_sequence(struct planning *p, struct sequence *seq)
 
     if (rows == 0 || !arrays_have_room(p, seq, seq->computed + rows)) return PUT_NO_ROOM;
     if (seq->max_new && rows == sequence_rows_left(seq) && !has_credit(p, seq)) return PUT_SKIPPED;
+    if (kv_seq_extend(&seq->kv, &p->sched->kv, seq->computed + rows)) {
+        p->preempted = true;
+        return preempt_for(p->sched, seq) ? PUT_PREEMPTED : PUT_SKIPPED;
+    }
     put_segment(p, seq, rows);
     return PUT_DONE;
 }
@@ -356,10 +383,11 @@ static void plan_decodes(struct planning *p)
         struct sequence *seq = sched_link_seq(link);
 
         next = link->next;
-        if (sequence_rows_left(seq) != 1) continue;
-        if (put_sequence(p, seq) == PUT_NO_ROOM) {
-            rotate_to(head, link);
-            return;
+        if (seq->last_seq_no == p->seq_no || sequence_rows_left(seq) != 1) continue;
+        switch (put_sequence(p, seq)) {
+        case PUT_NO_ROOM: rotate_to(head, link); return;
+        case PUT_PREEMPTED: next = head->next; break;
+        default: break;
         }
     }
 }
@@ -373,30 +401,38 @@ static void plan_chunks(struct planning *p)
 
         next = link->next;
         if (seq->last_seq_no == p->seq_no || sequence_rows_left(seq) == 0) continue;
-        if (put_sequence(p, seq) == PUT_NO_ROOM) return;
+        switch (put_sequence(p, seq)) {
+        case PUT_NO_ROOM: return;
+        case PUT_PREEMPTED: next = head->next; break;
+        default: break;
+        }
     }
 }
 
 /* Whether the step could carry the first rows of a sequence that is not admitted yet. */
-static bool first_chunk_fits(const struct planning *p, const struct sequence *seq)
+static bool first_chunk_fits(const struct planning *p, struct sequence *seq)
 {
-    struct sequence fresh = *seq;
-    uint32_t rows = chunk_rows(p, seq);
+    const struct sched *sched = p->sched;
+    struct sequence as_if = *seq;
+    uint32_t spans = admission_prompt_spans(sched, seq);
 
-    memset(&fresh.kv, 0, sizeof fresh.kv);
-    return rows > 0 && arrays_have_room(p, &fresh, seq->computed + rows);
+    as_if.computed = admission_cached(sched, seq);
+    for (uint32_t g = 0; g < sched->kv.group_count; g++)
+        as_if.kv.tables[g] = (struct kv_table){.count = spans};
+    uint32_t rows = chunk_rows(p, &as_if);
+    return rows > 0 && arrays_have_room(p, &as_if, as_if.computed + rows);
 }
 
 static void plan_admissions(struct planning *p)
 {
-    struct sched *sched = p->sched;
-    struct seq_link *head = &sched->lists[SEQ_WAITING];
+    struct sequence *seq;
 
-    while (p->rows_left && head->next != head) {
-        if (!first_chunk_fits(p, sched_link_seq(head->next))) return;
-        struct sequence *seq = admission_next(sched);
-
-        if (!seq || put_sequence(p, seq) == PUT_NO_ROOM) return;
+    if (p->preempted) return; /* blocks were short just now */
+    while (p->rows_left && (seq = admission_candidate(p->sched))) {
+        if (!first_chunk_fits(p, seq) || !admission_admit(p->sched, seq)) return;
+        enum put put = put_sequence(p, seq);
+        assert(put != PUT_PREEMPTED); /* its first rows were promised */
+        if (put == PUT_NO_ROOM) return;
     }
 }
 
@@ -432,6 +468,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     };
 
     assert(seq_no > sched->done_seq_no);
+    sched->now_ns = now_ns;
     step_clear(step, seq_no);
     out->seq_no = seq_no;
     out->entry_count = out->row_count = 0;
@@ -459,14 +496,21 @@ struct sched_counts sched_counts(const struct sched *sched)
         .waiting = sched->counts[SEQ_WAITING],
         .running = sched->counts[SEQ_RUNNING],
         .blocked = sched->counts[SEQ_BLOCKED],
+        .leaving = sched->counts[SEQ_LEAVING],
         .ending = sched->counts[SEQ_ENDING],
+        .preemptions = sched->preemptions,
+        .recomputed_tokens = sched->recomputed_tokens,
     };
 
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         uint32_t capacity = kv_pool_capacity(sched->kv.pools[g]);
 
         counts.kv_blocks_total += capacity;
-        counts.kv_blocks_used += capacity - kv_pool_free_count(sched->kv.pools[g]);
+        counts.kv_blocks_used += kv_pool_used_count(sched->kv.pools[g]);
+    }
+    if (sched->kv.prefix) {
+        counts.prefix_entries = kv_prefix_counts(sched->kv.prefix).entries;
+        counts.prefix_evictions = kv_prefix_counts(sched->kv.prefix).evicted;
     }
     return counts;
 }
@@ -475,7 +519,7 @@ static uint32_t check_list(const struct sched *sched, enum seq_state state, uint
                            uint32_t *promised)
 {
     const struct seq_link *head = &sched->lists[state];
-    bool holds = state == SEQ_RUNNING || state == SEQ_BLOCKED || state == SEQ_ENDING;
+    bool holds = state >= SEQ_RUNNING && state <= SEQ_ENDING;
     uint32_t count = 0;
 
     for (const struct seq_link *link = head->next; link != head; link = link->next) {
@@ -487,7 +531,7 @@ static uint32_t check_list(const struct sched *sched, enum seq_state state, uint
             const struct kv_table *table = &seq->kv.tables[g];
 
             assert(holds || (table->count == 0 && table->promised == 0));
-            assert(table->sent == table->count);
+            assert(table->sent == table->count || !seq->last_seq_no);
             if (state != SEQ_ENDING && holds)
                 assert(table->count * sched->kv.block_tokens[g] >= seq->computed);
             blocks[g] += table->count;
@@ -502,6 +546,7 @@ static uint32_t check_list(const struct sched *sched, enum seq_state state, uint
 void sched_check(const struct sched *sched)
 {
     uint32_t blocks[KV_GROUPS_MAX] = {0}, promised[KV_GROUPS_MAX] = {0}, holders = 0;
+    uint32_t entries = sched_counts(sched).prefix_entries;
 
     kv_space_check(&sched->kv);
     for (int s = SEQ_WAITING; s < SEQ_STATE_COUNT; s++)
@@ -510,7 +555,7 @@ void sched_check(const struct sched *sched)
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         const struct kv_pool *pool = sched->kv.pools[g];
 
-        assert(kv_pool_capacity(pool) - kv_pool_free_count(pool) == blocks[g]);
+        assert(kv_pool_refs_sum(pool) == (uint64_t)blocks[g] + entries);
         assert(kv_pool_promised_count(pool) == promised[g]);
     }
 }

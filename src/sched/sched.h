@@ -5,10 +5,15 @@
  *   1. decode: one row for each running sequence that has one to compute (a running sequence is in every step; where rows do
  *      not suffice for all, those left out come first next time);
  *   2. chunks of prompts under way, oldest first; a chunk that is not the last ends at a multiple of 16 positions;
- *   3. admission from the waiting list in order of priority, then arrival: a sequence gets a slot and a promise of all the
- *      KV blocks it can ever need, else it and all behind it wait (so that large ones do not starve).
- * Invariants (sched_check): a sequence is on the list its state names; the slots of RUNNING, BLOCKED and ENDING are distinct
- * and the rest are free; blocks held are only those of these; every step stays within the limits.
+ *   3. admission from the waiting list in order of priority, then arrival: a sequence gets a slot and a promise of the KV blocks of
+ *      its tokens so far, if then each running one can still get a block; else it and all behind it wait (so that large ones do not
+ *      starve). One whose beginning is just being computed by a running sequence waits for that, and lets others pass; so do the
+ *      candidates of one prompt.
+ * Preemption: where a running sequence needs a block and there is none, one gives up its blocks (a blocked one, else the youngest of the
+ * lowest priority), keeps its place in the order of arrival, and computes its tokens again later, but for those that the prefix index still
+ * has. The first of the order is never chosen while another runs, and alone it fits (sched_fits), so there is always progress.
+ * Invariants (sched_check): a sequence is on the list its state names; the slots of RUNNING, BLOCKED, LEAVING and ENDING are distinct
+ * and the rest are free; blocks are held by these and the prefix index only; every step stays within the limits.
  * Thread: engine thread only. Memory: all taken by sched_create. */
 #pragma once
 
@@ -24,6 +29,7 @@ struct sched; /* opaque */
 struct sched_options {
     uint32_t max_num_seqs;           /* sequences with a slot at once, 1..limits.slots_max */
     uint32_t max_num_batched_tokens; /* rows of a step, 1..limits.rows_max */
+    bool share_prefixes;             /* sequences that begin alike share blocks (kv/kv_prefix.h) */
     /* Called when a sequence's credit is used up: may raise credit->left (never above what the ring can take). NULL: it stays. */
     void (*refill)(void *ctx, struct sequence *seq, int64_t now_ns);
     void *refill_ctx;
@@ -44,8 +50,12 @@ struct sched_step {
 };
 
 struct sched_counts {
-    uint32_t waiting, running, blocked, ending;
-    uint32_t kv_blocks_total, kv_blocks_used;
+    uint32_t waiting, running, blocked, leaving, ending;
+    uint32_t kv_blocks_total, kv_blocks_used; /* used: by sequences */
+    uint32_t prefix_entries;
+    uint64_t prefix_evictions;
+    uint64_t preemptions,
+        recomputed_tokens; /* tokens whose KV was given up by preempted ones and not found again */
 };
 
 /* Errors: STATUS_INVALID (an option out of its bounds), STATUS_NOMEM. Borrows plan and limits. */
@@ -58,7 +68,8 @@ enum status sched_fits(const struct sched *sched, const struct sequence *seq, st
 
 /* Puts a sequence that fits at the end of the waiting list of its priority. Borrows it until sched_reap gives it back. */
 void sched_add(struct sched *sched, struct sequence *seq);
-/* The sequence wants nothing more. Nothing of it is in later steps. Idempotent. */
+/* The sequence wants nothing more. Nothing of it is in later steps. Idempotent. A step of it that failed must be told by seq->spoiled
+ * before this, and before sched_step_done of that step: what it computed there is not shared. */
 void sched_end(struct sched *sched, struct sequence *seq);
 /* A sequence that is GONE, or NULL: it belongs to its owner again. */
 struct sequence *sched_reap(struct sched *sched);

@@ -40,6 +40,11 @@ void sequence_append(struct sequence *seq, int32_t token)
     seq->sampled[seq->sampled_known++] = token;
 }
 
+void sequence_trim(struct sequence *seq, uint32_t count)
+{
+    if (count < seq->sampled_known) seq->sampled_known = count;
+}
+
 static bool has_penalty(const struct step_open *open)
 {
     return open->repetition_penalty != 1 || open->frequency_penalty != 0 ||

@@ -2,12 +2,13 @@
  *
  *   sched_add            admission          credit used up
  *  NEW ------> WAITING ----------> RUNNING <--------------> BLOCKED
- *                 |                   |        credit again    |
- *                 |                   +----------+-------------+
- *                 |                              | sched_end
- *                 | sched_end                 ENDING   its slot and blocks stay until the steps that use them are done
- *                 |                              | sched_step_done
- *                 +------------> GONE <----------+     sched_reap hands it back to its owner
+ *               |  ^                   |        credit again    |
+ *               |  |                   +-----------+------------+
+ *               |  |                   | preempt   | sched_end
+ *               |  +---- LEAVING <-----+        ENDING   in both, slot and blocks stay until the steps that use them are done
+ *               | sched_end    \ sched_end         | sched_step_done
+ *               |               +--> ENDING        |
+ *               +------------> GONE <--------------+     sched_reap hands it back to its owner
  *
  * The state names the list the sequence is on. Counting: positions 0..prompt_count-1 are the prompt, position
  * prompt_count + i is sampled token i. computed <= prompt_count + sampled_planned, sampled_known <= sampled_planned <=
@@ -26,6 +27,7 @@ enum seq_state {
     SEQ_WAITING,
     SEQ_RUNNING,
     SEQ_BLOCKED,
+    SEQ_LEAVING,
     SEQ_ENDING,
     SEQ_GONE,
     SEQ_STATE_COUNT,
@@ -53,6 +55,7 @@ struct sequence {
     const int32_t *banned;          /* [open.banned_count] */
     const struct step_bias *biases; /* [open.bias_count] */
     int32_t priority;               /* larger first */
+    uint64_t salt;                  /* only sequences of equal salt share prefixes */
     struct seq_credit *credit;      /* NULL: no bound */
     void *owner;
 
@@ -60,13 +63,25 @@ struct sequence {
     struct seq_link link; /* first: of the list that `state` names */
     enum seq_state state;
     uint64_t arrival;         /* place in the order of arrival, kept for ever */
-    uint32_t slot;            /* of the device while RUNNING, BLOCKED or ENDING */
+    uint32_t slot;            /* of the device while RUNNING, BLOCKED, LEAVING or ENDING */
     uint32_t computed;        /* positions whose KV has been planned */
     uint32_t sampled_planned; /* tokens that steps so far have been asked for */
     uint32_t sampled_known;   /* of them, seen by the host: sampled[0..sampled_known-1] */
-    uint64_t last_seq_no;     /* the last step that uses its slot and blocks; 0: none */
+    uint64_t
+        last_seq_no; /* the last step that uses its slot and blocks; 0: none since it got the slot */
     int64_t blocked_since_ns; /* while BLOCKED */
     struct kv_seq kv;
+    uint32_t cached;  /* positions that were there already when it was admitted (kv_prefix.h) */
+    uint32_t entries; /* its first spans that are entries of the prefix index, its own or adopted */
+    uint32_t
+        wait_entry; /* while WAITING: a PENDING entry that it waits for; KV_PREFIX_NONE: none */
+    uint64_t wait_serial;
+    uint32_t
+        hit_spans; /* READY spans that the last search found; the last one is hit_entry, if its serial is hit_serial still */
+    uint32_t hit_entry;
+    uint64_t hit_serial;
+    uint32_t preemptions; /* times that it has given up slot and blocks */
+    bool spoiled;         /* a step of it failed: what its blocks hold is not known */
 };
 
 /* Positions that must be computed for the next sample (or, with max_new 0, for the scores). */
@@ -81,5 +96,7 @@ uint32_t sequence_kv_tokens(const struct sequence *seq);
 int32_t sequence_token_at(const struct sequence *seq, uint32_t position);
 /* The host has learnt the next sampled token. */
 void sequence_append(struct sequence *seq, int32_t token);
+/* Only the first `count` sampled tokens were meant. It must end now. */
+void sequence_trim(struct sequence *seq, uint32_t count);
 /* Ids that a step_open of it carries now. */
 uint32_t sequence_open_ids(const struct sequence *seq);

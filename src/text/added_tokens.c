@@ -135,8 +135,7 @@ static bool next_in_window(struct added_search *s, size_t end, struct added_matc
         s->at += len; /* also when the match is refused: so the reference goes on */
         if (s->skip_special && match->token->special) continue;
         if (match->token->single_word && !stands_alone(s->text, match->begin, match->end)) continue;
-        /* Spaces that rstrip took are gone for a token that begins in them. */
-        if (match->begin < s->taken) continue;
+        /* A token may begin in spaces that rstrip took: it counts, as in the reference. */
         strip(s, match);
         s->taken = match->end;
         return true;

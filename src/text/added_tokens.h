@@ -1,8 +1,8 @@
 /* added_tokens.h - finds the texts of added tokens (<|im_end|>, <think>) in a text.
  *
  * At every place, from the left, the longest of them that stands there counts, as the reference's
- * leftmost-longest automaton has it. O(bytes of the text times the longest token) at worst, in practice a
- * scan for the first bytes. Thread: immutable after it is built. */
+ * leftmost-longest automaton has it. O(bytes of the text times the longest token) at worst, in
+ * practice a scan for the first bytes. Thread: immutable after it is built. */
 #pragma once
 
 #include <stdbool.h>
@@ -26,8 +26,8 @@ struct added_trie {
     bool any;         /* not empty */
 };
 
-/* Adds a text that is token number `index` of the caller's array. Empty texts are left out; of equal ones the
- * first counts. Errors: STATUS_NOMEM, STATUS_LIMIT. */
+/* Adds a text that is token number `index` of the caller's array. Empty texts are left out; of
+ * equal ones the first counts. Errors: STATUS_NOMEM, STATUS_LIMIT. */
 enum status added_trie_add(struct added_trie *trie, struct slice text, uint32_t index);
 void added_trie_fini(struct added_trie *trie);
 

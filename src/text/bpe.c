@@ -274,8 +274,8 @@ static bool fall_back(const struct bpe *bpe, const uint8_t *p, unsigned len, int
     return bpe->byte_fallback;
 }
 
-/* ids: room for one per byte and one more. Unknown characters are written when a known one follows, as the
- * library does it. */
+/* ids: room for one per byte and one more. Unknown characters are written when a known one follows,
+ * as the library does it. */
 static size_t symbols_of_chars(const struct bpe *bpe, struct slice word, int32_t *ids)
 {
     const uint8_t *p = (const uint8_t *)word.ptr, *end = p + word.len;
@@ -384,10 +384,10 @@ static enum status rank_pair(const struct bpe *bpe, struct bpe_work *work, size_
     return heap_push(work, (uint64_t)slot->rank << 32 | at);
 }
 
-/* Many symbols. A symbol stands at the place of its first original one; span at its first and at its last
- * place tells how many places it takes, so both neighbours are found without links. rank[i]: of the pair that
- * begins at i. Heap entries are rank << 32 | place, so equals come leftmost first; one whose rank is not
- * the place's any more is stale. */
+/* Many symbols. A symbol stands at the place of its first original one; span at its first and at
+ * its last place tells how many places it takes, so both neighbours are found without links.
+ * rank[i]: of the pair that begins at i. Heap entries are rank << 32 | place, so equals come
+ * leftmost first; one whose rank is not the place's any more is stale. */
 static enum status merge_long(const struct bpe *bpe, struct bpe_work *work, size_t *count)
 {
     const size_t places = *count;
@@ -431,7 +431,7 @@ static enum status append_ids(struct token_list *out, const int32_t *ids, size_t
         out->ids = grown;
         out->cap = cap;
     }
-    memcpy(out->ids + out->count, ids, count * sizeof *ids);
+    if (count) memcpy(out->ids + out->count, ids, count * sizeof *ids);
     out->count += count;
     return STATUS_OK;
 }

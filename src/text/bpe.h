@@ -1,11 +1,12 @@
 /* bpe.h - byte pair encoding of one word, and the vocabulary that it looks words up in.
  *
- * Symbols are token ids. A word starts as the ids of its bytes (byte-level) or of its characters with byte
- * fallback (SentencePiece); then the adjacent pair of lowest rank, the leftmost of equals, is replaced by its
- * merge until no pair has one. A word that is a token, and that merging would give as that one token, is
- * found by one look-up: whether it would is found out at its first use and kept in `whole` (relaxed atomics: every
- * thread finds the same). Short words merge by scanning, long ones through a heap: O(n log n).
- * Thread: struct bpe immutable but for `whole`; struct bpe_work belongs to one call. */
+ * Symbols are token ids. A word starts as the ids of its bytes (byte-level) or of its characters
+ * with byte fallback (SentencePiece); then the adjacent pair of lowest rank, the leftmost of
+ * equals, is replaced by its merge until no pair has one. A word that is a token, and that merging
+ * would give as that one token, is found by one look-up: whether it would is found out at its first
+ * use and kept in `whole` (relaxed atomics: every thread finds the same). Short words merge by
+ * scanning, long ones through a heap: O(n log n). Thread: struct bpe immutable but for `whole`;
+ * struct bpe_work belongs to one call. */
 #pragma once
 
 #include <stdatomic.h>
@@ -50,8 +51,8 @@ enum status bpe_index_words(struct bpe *bpe, const bool *usable);
 /* The token whose key is exactly `word`, or BPE_NONE. */
 int32_t bpe_find(const struct bpe *bpe, struct slice word);
 
-/* Makes room for `count` merges (also for none), then adds them: `left` and `right` join to `merged`. Of a
- * pair given twice the last counts. Errors: STATUS_NOMEM, STATUS_LIMIT. */
+/* Makes room for `count` merges (also for none), then adds them: `left` and `right` join to
+ * `merged`. Of a pair given twice the last counts. Errors: STATUS_NOMEM, STATUS_LIMIT. */
 enum status bpe_reserve_pairs(struct bpe *bpe, uint64_t count);
 void bpe_add_pair(struct bpe *bpe, int32_t left, int32_t right, int32_t merged, uint32_t rank);
 

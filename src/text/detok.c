@@ -12,8 +12,8 @@ void detok_init(struct detok *d, const struct tokenizer *tok, bool skip_special)
     *d = (struct detok){.tok = tok, .skip_special = skip_special, .at_start = true};
 }
 
-/* Bytes for the held beginning: one more makes a character, keeps it waiting, or ends it as ill-formed and
- * then stands for itself. Returns how many of `bytes` are used. */
+/* Bytes for the held beginning: one more makes a character, keeps it waiting, or ends it as
+ * ill-formed and then stands for itself. Returns how many of `bytes` are used. */
 static size_t feed_held(struct detok *d, const uint8_t *bytes, size_t len, struct buf *out)
 {
     uint8_t joined[4];

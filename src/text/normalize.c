@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
+#include "base/utf8.h"
 #include "text/unicode_class.h"
 #include "text/utf8_part.h"
 
@@ -137,15 +138,21 @@ static void change(struct output *out, size_t begin, size_t end, const void *wit
     buf_append(out->text, with, len);
 }
 
+static const char *find(const struct normalize_step *step, const char *text, size_t len)
+{
+    if (step->from_len == 1) return memchr(text, step->from[0], len);
+    return memmem(text, len, step->from, step->from_len);
+}
+
 static enum status replace(const struct normalize_step *step, struct normalized *state)
 {
     const char *text = state->text.ptr, *hit;
     const size_t len = state->text.len;
     size_t at = 0;
 
-    if (!step->from_len || !memmem(text, len, step->from, step->from_len)) return STATUS_OK;
+    if (!step->from_len || !find(step, text, len)) return STATUS_OK;
     struct output out = output_begin(state);
-    while (at < len && (hit = memmem(text + at, len - at, step->from, step->from_len))) {
+    while (at < len && (hit = find(step, text + at, len - at))) {
         size_t begin = (size_t)(hit - text);
         if (begin > at) keep(&out, at, begin);
         change(&out, begin, begin + step->from_len, step->with, step->with_len);
@@ -187,8 +194,8 @@ static void compose(struct output *out, size_t begin, size_t end)
     free(composed);
 }
 
-/* NFC run by run: a run is a character that stays itself and those behind it that may join it or change
- * places. Characters that the reference's older Unicode does not know stay themselves. */
+/* NFC run by run: a run is a character that stays itself and those behind it that may join it or
+ * change places. Characters that the reference's older Unicode does not know stay themselves. */
 static enum status nfc(struct normalized *state)
 {
     const uint8_t *text = (const uint8_t *)state->text.ptr, *end = text + state->text.len;
@@ -200,8 +207,12 @@ static enum status nfc(struct normalized *state)
     if (p == end) return STATUS_OK;
     struct output out = output_begin(state);
     for (p = text; p < end && !out.st; p += len) {
-        if (!(class_read(p, &len) & CLASS_NFC_ACTIVE)) {
-            start = p;
+        uint32_t c = utf8_read(p, &len);
+        if (!(unicode_classes[c] & CLASS_NFC_ACTIVE)) {
+            /* A mark that only a newer Unicode knows stays where it is and joins nothing. */
+            start = c >= 0x300 && utf8proc_get_property((utf8proc_int32_t)c)->combining_class
+                        ? p + len
+                        : p;
             continue;
         }
         if (start > kept) keep(&out, (size_t)(kept - text), (size_t)(start - text));
@@ -219,13 +230,10 @@ enum status normalize_utf8(struct normalized *state)
 {
     const uint8_t *text = (const uint8_t *)state->text.ptr;
     const size_t size = state->text.len;
-    size_t at = 0, kept = 0;
+    size_t at = utf8_valid_len(state->text), kept = 0;
     enum utf8_part kind;
     unsigned len = 0;
 
-    while (at < size &&
-           (text[at] < 0x80 || (len = utf8_part(text + at, size - at, &kind), kind == UTF8_GOOD)))
-        at += text[at] < 0x80 ? 1 : len;
     if (at == size) return STATUS_OK;
     struct output out = output_begin(state);
     for (; at < size; at += len) {

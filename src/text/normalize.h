@@ -1,7 +1,8 @@
-/* normalize.h - what a tokenizer does to a text before it looks for words: NFC, U+2581 in front, replacing.
+/* normalize.h - what a tokenizer does to a text before it looks for words: NFC, U+2581 in front,
+ * replacing.
  *
- * Works on the pieces between added tokens. Beside the text it carries the ranges that came from outside, so
- * that they are known in the result too. Thread: immutable after it is made. */
+ * Works on the pieces between added tokens. Beside the text it carries the ranges that came from
+ * outside, so that they are known in the result too. Thread: immutable after it is made. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,10 +1,11 @@
 /* pretokenize.h - cuts text into the words that BPE merges inside.
  *
- * The pre-tokenizers of the models that matter are matchers written by hand (pretokenize_tiles.c), proved
- * equal to the models' own regular expressions by tests/unit/text/test_pretokenize; whatever else a
- * tokenizer.json asks for runs as a chain of PCRE2 patterns (pretokenize_regex.c) with bounded steps.
- * Time: the matchers are linear, whatever the text is; a PCRE2 chain is bounded by its match limit.
- * Thread: immutable after it is made. */
+ * The pre-tokenizers of the models that matter are matchers written by hand (pretokenize_tiles.c),
+ * proved equal to the models' own regular expressions by tests/unit/text/test_pretokenize; whatever
+ * else a tokenizer.json asks for runs as a chain of PCRE2 patterns (pretokenize_regex.c) with
+ * bounded steps, and with the Unicode version that PCRE2 has: characters newer than that may be cut
+ * otherwise than by the reference. Time: the matchers are linear, whatever the text is; a PCRE2
+ * chain is bounded by its match limit. Thread: immutable after it is made. */
 #pragma once
 
 #include <stdbool.h>
@@ -44,7 +45,7 @@ enum pretok_behavior {
 
 enum { PRETOK_STAGES_MAX = 16 };
 struct pretok_stage {
-    void *code; /* pcre2_code_8, owned */
+    void *code; /* pcre2_code_8, owned; NULL: a numeric character */
     enum pretok_behavior behavior;
     bool invert; /* what does not match is the match */
 };
@@ -56,13 +57,19 @@ struct pretok {
     uint32_t stage_count;
 };
 
-/* Adds a pattern (a regular expression, or with `literal` plain text) to a PRETOK_STAGES chain. Errors:
- * STATUS_UNSUPPORTED (PCRE2 cannot express it; the sentence has its words), STATUS_LIMIT, STATUS_NOMEM. */
+/* GPT-2's expression, which is also the library's ByteLevel. */
+#define PRETOK_GPT2_PATTERN \
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
+/* Adds a pattern (a regular expression, or with `literal` plain text; with ptr NULL any one numeric
+ * character, as the library's Digits has it) to a PRETOK_STAGES chain. Errors:
+ * STATUS_UNSUPPORTED (PCRE2 cannot express it; the sentence has its words), STATUS_LIMIT,
+ * STATUS_NOMEM. */
 enum status pretok_add_stage(struct pretok *pretok, struct slice pattern, bool literal,
                              enum pretok_behavior behavior, bool invert, struct error *err);
 
-/* A chain of STAGES that is one of the known ones becomes its matcher. `patterns`: the sources of its
- * isolating regular expressions in order; "\p{N}" stands for the pre-tokenizer Digits. */
+/* A chain of STAGES that is one of the known ones becomes its matcher. `patterns`: the sources of
+ * its isolating regular expressions in order; "\p{N}" stands for the pre-tokenizer Digits. */
 enum pretok_kind pretok_recognise(const struct slice *patterns, uint32_t count);
 
 /* "llama-bpe" for PRETOK_LLAMA3. */
@@ -73,8 +80,8 @@ enum status pretok_from_gguf(struct pretok *pretok, struct slice pre, struct err
 
 void pretok_fini(struct pretok *pretok);
 
-/* Calls `word` for every word of the text in order; a status that is not STATUS_OK ends the walk. Errors:
- * that status; STATUS_LIMIT (a pattern ran over its match limit); STATUS_NOMEM. */
+/* Calls `word` for every word of the text in order; a status that is not STATUS_OK ends the walk.
+ * Errors: that status; STATUS_LIMIT (a pattern ran over its match limit); STATUS_NOMEM. */
 typedef enum status pretok_word_fn(void *ctx, const uint8_t *begin, const uint8_t *end);
 enum status pretok_split(const struct pretok *pretok, const uint8_t *text, size_t len,
                          pretok_word_fn *word, void *ctx);

@@ -1,31 +1,80 @@
-/* pretokenize_regex.c - pre-tokenizers that are not built in, as a chain of PCRE2 patterns; and which are.
+/* pretokenize_regex.c - pre-tokenizers that are not built in, as a chain of PCRE2 patterns; and
+ * which are.
  *
- * Each stage cuts the pieces of the one before. A piece is a text of its own to the patterns: lookaheads end
- * where it ends. */
+ * Each stage cuts the pieces of the one before. A piece is a text of its own to the patterns:
+ * lookaheads end where it ends. */
 #include <stdlib.h>
 #include <string.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include "base/buf.h"
 #include "text/pretokenize.h"
 #include "text/unicode_class.h"
+
+#define SPACES \
+    "\\t-\\r " \
+    "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+
+/* Writes \s and \S as the reference reads them: to PCRE2 U+180E is a space too. A \S inside [...]
+ * stays. */
+static void spell_out_spaces(struct slice pattern, struct buf *out)
+{
+    bool in_class = false;
+
+    for (size_t i = 0; i < pattern.len; i++) {
+        char c = pattern.ptr[i], next = i + 1 < pattern.len ? pattern.ptr[i + 1] : 0;
+        if (c == '\\' && (next == 's' || (next == 'S' && !in_class))) {
+            buf_append_str(out, in_class ? SPACES : next == 's' ? "[" SPACES "]" : "[^" SPACES "]");
+            i++;
+        } else if (c == '\\' && next) {
+            buf_append(out, pattern.ptr + i++, 2);
+        } else {
+            if (c == '[') in_class = true;
+            if (c == ']') in_class = false;
+            buf_append_char(out, c);
+        }
+    }
+}
+
+static pcre2_code_8 *compile(struct slice pattern, uint32_t options, int *code)
+{
+    struct buf spelled;
+    PCRE2_SIZE at;
+
+    buf_init(&spelled, 0);
+    if (options & PCRE2_LITERAL)
+        buf_append_slice(&spelled, pattern);
+    else
+        spell_out_spaces(pattern, &spelled);
+    *code = PCRE2_ERROR_NOMEMORY;
+    pcre2_code_8 *compiled = buf_status(&spelled)
+                                 ? NULL
+                                 : pcre2_compile_8((PCRE2_SPTR8)buf_cstr(&spelled), spelled.len,
+                                                   options, code, &at, NULL);
+    buf_fini(&spelled);
+    return compiled;
+}
 
 enum status pretok_add_stage(struct pretok *pretok, struct slice pattern, bool literal,
                              enum pretok_behavior behavior, bool invert, struct error *err)
 {
     /* As in the reference's Oniguruma, ^ and $ stand at lines. */
     const uint32_t options =
-        PCRE2_UTF | PCRE2_UCP | (literal ? (uint32_t)PCRE2_LITERAL : (uint32_t)PCRE2_MULTILINE);
+        literal ? PCRE2_UTF | PCRE2_LITERAL : PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE;
     PCRE2_UCHAR8 words[120];
-    PCRE2_SIZE at;
     int code;
 
     if (pretok->stage_count == PRETOK_STAGES_MAX)
         return error_set(err, STATUS_LIMIT, "the pre-tokenizer has more than %d stages",
                          PRETOK_STAGES_MAX);
-    pcre2_code_8 *compiled =
-        pcre2_compile_8((PCRE2_SPTR8)pattern.ptr, pattern.len, options, &code, &at, NULL);
+    if (!pattern.ptr) {
+        pretok->kind = PRETOK_STAGES;
+        pretok->stages[pretok->stage_count++] = (struct pretok_stage){NULL, behavior, invert};
+        return STATUS_OK;
+    }
+    pcre2_code_8 *compiled = compile(pattern, options, &code);
     if (!compiled) {
         pcre2_get_error_message_8(code, words, sizeof words);
         return error_set(err, STATUS_UNSUPPORTED,
@@ -61,11 +110,27 @@ struct tiles {
     const uint8_t *match_begin, *match_end; /* the next match, NULL when there is none */
 };
 
+/* The next numeric character, by the table that the library's Digits has. */
+static enum status find_number(struct tiles *t)
+{
+    unsigned len;
+
+    t->match_begin = t->match_end = NULL;
+    for (const uint8_t *p = t->at; p < t->end && !t->match_begin; p += len) {
+        uint32_t c = utf8_read(p, &len);
+        if (!class_is_numeric(c, unicode_classes[c])) continue;
+        t->match_begin = p;
+        t->match_end = p + len;
+    }
+    return STATUS_OK;
+}
+
 static enum status find_match(struct walk *w, const struct pretok_stage *stage, struct tiles *t)
 {
     const uint8_t *from = t->at;
     unsigned len;
 
+    if (!stage->code) return find_number(t);
     while (from < t->end) {
         int rc = pcre2_match_8(stage->code, t->text, (size_t)(t->end - t->text),
                                (size_t)(from - t->text), PCRE2_NO_UTF_CHECK, w->match, w->limits);
@@ -182,8 +247,6 @@ enum status pretok_split(const struct pretok *pretok, const uint8_t *text, size_
 
 /* --- which one it is --- */
 
-#define GPT2_PATTERN \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 #define LLAMA_PATTERN(digits)                                                  \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -198,10 +261,10 @@ static const struct {
     uint32_t count;
     const char *patterns[5];
 } known[] = {
-    {PRETOK_GPT2, 1, {GPT2_PATTERN}},
+    {PRETOK_GPT2, 1, {PRETOK_GPT2_PATTERN}},
     {PRETOK_LLAMA3, 1, {LLAMA_PATTERN("{1,3}")}},
     {PRETOK_QWEN2, 1, {LLAMA_PATTERN("")}},
-    {PRETOK_SMOLLM, 2, {"\\p{N}", GPT2_PATTERN}},
+    {PRETOK_SMOLLM, 2, {"\\p{N}", PRETOK_GPT2_PATTERN}},
     {PRETOK_DEEPSEEK_V3, 3, {"\\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", V3_PATTERN}},
     {PRETOK_DEEPSEEK_CODER, 5, {"[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", CODER_CJK, "\\p{N}"}},
 };
@@ -218,13 +281,29 @@ enum pretok_kind pretok_recognise(const struct slice *patterns, uint32_t count)
     return PRETOK_STAGES;
 }
 
-#define LLM_LETTERS                                                                                                                                               \
-    "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-"                        \
-    "ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅ"                                                                                                                      \
-    "Ὀ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ\\x{1fbe}ῂ-ῄῆ-ῌῐ-\\x{1fd3}ῖ-\\x{1fdb}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\\x{2126}ℨ\\x{" \
-    "212a}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳ"                                                                                       \
-    "Ꙁ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-"                                    \
-    "𑣟𞤀-𞥃]+"
+/* Letters with case, as the model's file lists them. */
+#define LLM_LETTERS                                                                        \
+    "\\s?["                                                                                \
+    "\\x{41}-\\x{5a}\\x{61}-\\x{7a}\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}"  \
+    "\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}\\x{295}-\\x{2af}\\x{370}-\\x{373}"                 \
+    "\\x{376}-\\x{377}\\x{37b}-\\x{37d}\\x{37f}\\x{386}\\x{388}-\\x{38a}\\x{38c}"          \
+    "\\x{38e}-\\x{3a1}\\x{3a3}-\\x{3f5}\\x{3f7}-\\x{481}\\x{48a}-\\x{52f}"                 \
+    "\\x{531}-\\x{556}\\x{10a0}-\\x{10c5}\\x{13a0}-\\x{13f5}\\x{13f8}-\\x{13fd}"           \
+    "\\x{1c90}-\\x{1cba}\\x{1cbd}-\\x{1cbf}\\x{1d00}-\\x{1d2b}\\x{1d6b}-\\x{1d77}"         \
+    "\\x{1d79}-\\x{1d9a}\\x{1e00}-\\x{1f15}\\x{1f18}-\\x{1f1d}\\x{1f20}-\\x{1f45}"         \
+    "\\x{1f48}-\\x{1f4d}\\x{1f50}-\\x{1f57}\\x{1f59}\\x{1f5b}\\x{1f5d}\\x{1f5f}-\\x{1f7d}" \
+    "\\x{1f80}-\\x{1fb4}\\x{1fb6}-\\x{1fbc}\\x{1fbe}\\x{1fc2}-\\x{1fc4}"                   \
+    "\\x{1fc6}-\\x{1fcc}\\x{1fd0}-\\x{1fd3}\\x{1fd6}-\\x{1fdb}\\x{1fe0}-\\x{1fec}"         \
+    "\\x{1ff2}-\\x{1ff4}\\x{1ff6}-\\x{1ffc}\\x{2102}\\x{2107}\\x{210a}-\\x{2113}\\x{2115}" \
+    "\\x{2119}-\\x{211d}\\x{2124}\\x{2126}\\x{2128}\\x{212a}-\\x{212d}\\x{212f}-\\x{2134}" \
+    "\\x{2139}\\x{213c}-\\x{213f}\\x{2145}-\\x{2149}\\x{214e}\\x{2183}-\\x{2184}"          \
+    "\\x{2c00}-\\x{2c7b}\\x{2c7e}-\\x{2ce4}\\x{2ceb}-\\x{2cee}\\x{2cf2}-\\x{2cf3}"         \
+    "\\x{a640}-\\x{a66d}\\x{a680}-\\x{a69b}\\x{a722}-\\x{a76f}\\x{a771}-\\x{a787}"         \
+    "\\x{a78b}-\\x{a78e}\\x{ab70}-\\x{abbf}\\x{fb00}-\\x{fb06}\\x{fb13}-\\x{fb17}"         \
+    "\\x{ff21}-\\x{ff3a}\\x{ff41}-\\x{ff5a}\\x{10400}-\\x{1044f}\\x{104b0}-\\x{104d3}"     \
+    "\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}\\x{118a0}-\\x{118df}" \
+    "\\x{1e900}-\\x{1e943}"                                                                \
+    "]+"
 #define O200K_LETTERS(upper, lower_)                                   \
     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]" upper \
     "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]" lower_
@@ -268,6 +347,12 @@ static const struct {
       "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]" TAIL}},
 };
 
+/* "\\p{N}" alone is the library's Digits in the models' own files. */
+static struct slice stage_pattern(const char *pattern)
+{
+    return strcmp(pattern, "\\p{N}") == 0 ? slice_of(NULL, 0) : slice_str(pattern);
+}
+
 const char *pretok_kind_name(enum pretok_kind kind)
 {
     static const char *const names[] = {"none",   "gpt-2",          "llama-bpe",   "qwen2",
@@ -285,7 +370,7 @@ enum status pretok_from_gguf(struct pretok *pretok, struct slice pre, struct err
         pretok->kind = gguf_names[k].kind;
         pretok->name = gguf_names[k].pre;
         for (size_t i = 0; !st && i < 6 && gguf_names[k].patterns[i]; i++)
-            st = pretok_add_stage(pretok, slice_str(gguf_names[k].patterns[i]), false,
+            st = pretok_add_stage(pretok, stage_pattern(gguf_names[k].patterns[i]), false,
                                   PRETOK_ISOLATED, false, err);
         return st;
     }

@@ -18,7 +18,8 @@ static int better_first(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* Calls bpe_add_pair for every way to cut the token in two tokens; with `add` false only counts them. */
+/* Calls bpe_add_pair for every way to cut the token in two tokens; with `add` false only counts
+ * them. */
 static uint64_t cuts_of(struct bpe *bpe, int32_t id, uint32_t rank, bool add)
 {
     struct slice key = token_table_at(&bpe->keys, id);

@@ -1,8 +1,9 @@
 /* stop.c - Aho-Corasick over bytes.
  *
- * A node is a prefix of some strings; the automaton stands at the longest one that the text ends with.
- * match[node]: the longest string that is a suffix of the node, so of matches that end here the one that
- * starts first. What is held is always the text of the node where the automaton stands. */
+ * A node is a prefix of some strings; the automaton stands at the longest one that the text ends
+ * with. match[node]: the longest string that is a suffix of the node, so of matches that end here
+ * the one that starts first. What is held is always the text of the node where the automaton
+ * stands. */
 #include "text/stop.h"
 
 #include <assert.h>
@@ -17,8 +18,8 @@ struct stop_node {
     uint32_t match_len;
 };
 
-/* A transition to a longer node. Edges are in one hash table: a table of 256 per node would let a request
- * with the longest strings take 128 MiB. */
+/* A transition to a longer node. Edges are in one hash table: a table of 256 per node would let a
+ * request with the longest strings take 128 MiB. */
 struct stop_edge {
     uint32_t key;   /* node << 8 | byte */
     uint32_t child; /* 0: free */
@@ -46,7 +47,8 @@ static struct stop_edge *edge_of(const struct stop_set *set, uint32_t node, uint
     return &set->edges[at & set->edge_mask];
 }
 
-/* Where the automaton stands after one more byte: amortised O(1), since every step up was a step down. */
+/* Where the automaton stands after one more byte: amortised O(1), since every step up was a step
+ * down. */
 static uint32_t step(const struct stop_set *set, uint32_t node, uint8_t byte)
 {
     uint32_t child;
@@ -84,7 +86,8 @@ static void add_string(struct stop_set *set, uint32_t index)
     set->nodes[node].match_len = set->nodes[node].depth;
 }
 
-/* Links the node that `index` reaches with its first `depth` bytes. Every shorter node is linked. */
+/* Links the node that `index` reaches with its first `depth` bytes. Every shorter node is linked.
+ * */
 static void link_node(struct stop_set *set, uint32_t node, uint32_t parent, uint8_t byte)
 {
     struct stop_node *n = &set->nodes[node];
@@ -95,7 +98,8 @@ static void link_node(struct stop_set *set, uint32_t node, uint32_t parent, uint
     n->match_len = set->nodes[n->fail].match_len;
 }
 
-/* Links all nodes, in order of depth: all strings take their k-th byte together. at: [count], zeroed. */
+/* Links all nodes, in order of depth: all strings take their k-th byte together. at: [count],
+ * zeroed. */
 static void link_nodes(struct stop_set *set, uint32_t *at)
 {
     for (size_t k = 0; k < STOP_STRING_BYTES_MAX; k++) {
@@ -176,8 +180,8 @@ void stop_state_fini(struct stop_state *state)
     buf_fini(&state->held);
 }
 
-/* held + text is the stream from where `out` stopped. Gives out its first `release` bytes and holds the rest
- * of the first `seen`. */
+/* held + text is the stream from where `out` stopped. Gives out its first `release` bytes and holds
+ * the rest of the first `seen`. */
 static void release_and_hold(struct stop_state *state, const char *text, size_t release,
                              size_t seen, struct buf *out)
 {
@@ -217,7 +221,8 @@ int stop_push(struct stop_state *state, struct slice text, bool armed, bool incl
         state->set = NULL;
         return match;
     }
-    /* Unarmed text is out at once; what could be the start of a match later is still known by the node. */
+    /* Unarmed text is out at once; what could be the start of a match later is still known by the
+     * node. */
     size_t all = had + text.len, depth = set->nodes[state->node].depth;
     size_t hold = !armed ? 0 : depth < all ? depth : all;
     release_and_hold(state, text.ptr, all - hold, all, out);

@@ -1,8 +1,9 @@
 /* stop.h - stop strings in a stream of text.
  *
- * The match that ends first counts; of several that end at the same place the one that starts first (the
- * longest). Text that may be the start of a match is held until decided. Byte-wise Aho-Corasick: O(bytes) whatever
- * the strings are. A set is immutable and shared; a state belongs to one choice. */
+ * The match that ends first counts; of several that end at the same place the one that starts first
+ * (the longest). Text that may be the start of a match is held until decided. Byte-wise
+ * Aho-Corasick: O(bytes) whatever the strings are. A set is immutable and shared; a state belongs
+ * to one choice. */
 #pragma once
 
 #include <stdbool.h>
@@ -31,10 +32,11 @@ struct stop_state {
 void stop_state_init(struct stop_state *state, const struct stop_set *set);
 void stop_state_fini(struct stop_state *state);
 
-/* Feeds text; appends to `out` what is certain to lie before any match. Returns the index of the string that
- * matched, or -1. After a match `out` ends right before it (right after it with `include`), the rest of
- * the text is dropped and the state is finished. `armed` false: matches that end in this text do not count
- * (min_tokens) and its text is released, but the automaton moves on. */
+/* Feeds text; appends to `out` what is certain to lie before any match. Returns the index of the
+ * string that matched, or -1. After a match `out` ends right before it (right after it with
+ * `include`), the rest of the text is dropped and the state is finished. `armed` false: matches
+ * that end in this text do not count (min_tokens) and its text is released, but the automaton moves
+ * on. */
 int stop_push(struct stop_state *state, struct slice text, bool armed, bool include,
               struct buf *out);
 /* Generation ended otherwise: releases what is held. */

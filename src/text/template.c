@@ -1,6 +1,7 @@
 /* template.c - the door: compiling, rendering, faults. The parts: template_lex.c (tokens), template_parse.c and
- * template_statements.c (nodes), template_eval.c (running them), template_value.c and template_text.c (values), and
- * template_{attr,filters,text_filters,methods,format,globals,unicode}.c (what Python and jinja2 bring along). */
+ * template_statements.c (nodes), template_eval.c and template_scope.c (running them), template_value.c, template_attr.c
+ * and template_text.c (values, attributes and arithmetic, strings with marks), and what Python and jinja2 bring along:
+ * template_{filters,text_filters,web_filters,tests,methods,format,json,globals,unicode}.c. */
 #include "text/template.h"
 #include "text/template_ast.h"
 

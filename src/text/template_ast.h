@@ -163,6 +163,12 @@ struct template
 };
 /* Fills t->root and names from the compiler's source. */
 void parse_template(struct compiler *c, struct template *t);
+/* Names (template_scope.c). */
+struct value scope_lookup(struct render *r, uint32_t symbol);
+void scope_bind(struct render *r, uint32_t symbol, struct value value); /* in the innermost scope */
+struct scope *scope_open(struct render *r, struct scope *parent);
+/* Assigns to a name, a tuple of targets or an attribute of a namespace. */
+void scope_bind_target(struct render *r, const struct node *target, struct value value);
 /* Runs the root body (template_eval.c). */
 void run_template(struct render *r);
 struct value eval(struct render *r, const struct node *n);

@@ -1,109 +1,9 @@
-/* template_eval.c - runs the nodes of a template.
- *
- * Scopes: a `set` binds in the innermost scope; a lookup goes outwards to the root, then to the context's variables,
- * then to the globals. For bodies, macros, call, filter and set blocks and `with` open a scope, `if` does not; a
- * macro sees the scope where it was defined. Each turn of a loop starts with a fresh scope. */
+/* template_eval.c - runs the nodes of a template: expressions to values, statements to text in r->out, which is the
+ * output or a capture (macro, call, set and filter blocks). Every recursion passes render_enter. */
 #include "text/template_ast.h"
-
-#include <math.h>
 
 enum flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
 static enum flow run_nodes(struct render *r, const struct node *body);
-
-/* --- names --- */
-static struct value *find_binding(struct scope *scope, uint32_t symbol)
-{
-    for (uint32_t i = 0; i < scope->count; i++)
-        if (scope->items[i].sym == symbol) return &scope->items[i].value;
-    return NULL;
-}
-
-static struct value *outer_symbol(struct render *r, uint32_t symbol)
-{
-    struct value *v = &r->symbols[symbol], *given;
-    struct slice name = r->t->names[symbol];
-    const struct builtin *global;
-
-    if (v->type != V_ABSENT) return v;
-    given = dict_find(r, r->context, v_str(r, name.ptr, name.len, false));
-    global = given ? NULL : global_find(name);
-    if (given)
-        *v = *given;
-    else if (global)
-        *v = (struct value){.type = V_BUILTIN, .builtin = global};
-    else {
-        struct sink s;
-        sink_init(&s, r);
-        sink_put(&s, "'", 1, false);
-        sink_put(&s, name.ptr, name.len < 80 ? name.len : 80, false);
-        sink_put(&s, "' is undefined", 15, false);
-        *v = v_undefined(s.ptr);
-    }
-    return v;
-}
-
-static struct value lookup(struct render *r, uint32_t symbol)
-{
-    struct value *v;
-
-    for (struct scope *scope = r->scope; scope; scope = scope->parent) {
-        v = find_binding(scope, symbol);
-        if (v) return *v;
-    }
-    return *outer_symbol(r, symbol);
-}
-
-static void bind(struct render *r, uint32_t symbol, struct value value)
-{
-    struct scope *scope = r->scope;
-    struct value *v = find_binding(scope, symbol);
-
-    if (v) {
-        *v = value;
-        return;
-    }
-    if (scope->count == scope->cap) {
-        uint32_t cap = scope->cap ? scope->cap * 2 : 8;
-        struct binding *more = render_alloc(r, cap * sizeof *more);
-        if (scope->count) memcpy(more, scope->items, scope->count * sizeof *more);
-        scope->items = more;
-        scope->cap = cap;
-    }
-    scope->items[scope->count++] = (struct binding){symbol, value};
-}
-
-static struct scope *open_scope(struct render *r, struct scope *parent)
-{
-    struct scope *scope = render_alloc(r, sizeof *scope);
-
-    scope->parent = parent;
-    return scope;
-}
-
-static void bind_target(struct render *r, const struct node *target, struct value value)
-{
-    struct list *items;
-    struct value ns;
-
-    switch (target->kind) {
-    case N_NAME: bind(r, target->symbol, value); return;
-    case N_SET_ATTR:
-        ns = lookup(r, target->symbol);
-        if (ns.type != V_NAMESPACE)
-            template_fail(r, TEMPLATE_RUNTIME, "cannot assign attribute on non-namespace object");
-        if (target->value.s->len && target->value.s->ptr[0] == '_')
-            template_fail(r, TEMPLATE_SECURITY, "underscore-prefixed attribute of a namespace");
-        dict_set(r, ns.d, target->value, value);
-        return;
-    default: break;
-    }
-    items = value_items(r, value);
-    if (items->count != target->count)
-        template_fail(r, TEMPLATE_RUNTIME, "%s values to unpack (expected %u)",
-                      items->count > target->count ? "too many" : "not enough", target->count);
-    for (uint32_t i = 0; i < target->count; i++)
-        bind_target(r, target->list[i], items->items[i]);
-}
 
 /* --- expressions --- */
 static void push_named(struct render *r, struct args *args, struct value name, struct value value)
@@ -388,7 +288,7 @@ struct value eval(struct render *r, const struct node *n)
 
     render_step(r, 1);
     if (n->kind == N_CONST) return n->value;
-    if (n->kind == N_NAME) return lookup(r, n->symbol);
+    if (n->kind == N_NAME) return scope_lookup(r, n->symbol);
     render_enter(r);
     v = eval_other(r, n);
     render_leave(r);
@@ -432,7 +332,7 @@ static enum flow run_inner(struct render *r, const struct node *body)
     struct scope *outer = r->scope;
     enum flow flow;
 
-    r->scope = open_scope(r, outer);
+    r->scope = scope_open(r, outer);
     flow = run_nodes(r, body);
     r->scope = outer;
     return flow;
@@ -448,8 +348,8 @@ static struct list *loop_items(struct render *r, const struct node *n, struct va
     kept = list_make(r, 0);
     for (uint32_t i = 0; i < all->count; i++) {
         struct value item = all->items[i];
-        r->scope = open_scope(r, outer);
-        bind_target(r, n->a, item);
+        r->scope = scope_open(r, outer);
+        scope_bind_target(r, n->a, item);
         if (value_true(eval(r, n->c))) list_push(r, kept, item);
         r->scope = outer;
     }
@@ -468,11 +368,11 @@ static enum flow run_loop(struct render *r, const struct node *n, struct value o
     if (!loop->items->count) return n->other ? run_inner(r, n->other) : FLOW_NEXT;
     for (loop->at = 0; loop->at < loop->items->count; loop->at++) {
         render_step(r, 1);
-        if (!inner || inner->kept) inner = open_scope(r, outer);
+        if (!inner || inner->kept) inner = scope_open(r, outer);
         inner->count = 0;
         r->scope = inner;
-        bind(r, n->symbol, self);
-        bind_target(r, n->a, loop->items->items[loop->at]);
+        scope_bind(r, n->symbol, self);
+        scope_bind_target(r, n->a, loop->items->items[loop->at]);
         flow = run_nodes(r, n->body);
         if (flow == FLOW_BREAK) break;
     }
@@ -552,13 +452,13 @@ static void bind_specials(struct render *r, const struct macro *m, struct args *
     if ((uses & USES_CALLER) && !found_caller) {
         caller = take_named(left, v_text(r, "caller"));
         if (caller.type == V_ABSENT) caller = v_undefined("no caller defined");
-        bind(r, special_symbol(r, "caller"), caller);
+        scope_bind(r, special_symbol(r, "caller"), caller);
     }
     if (uses & USES_KWARGS) {
         struct dict *d = dict_make(r, left->named_count);
         for (uint32_t i = 0; i < left->named_count; i++)
             dict_set(r, d, left->names[i], left->named[i]);
-        bind(r, special_symbol(r, "kwargs"), v_dict(d));
+        scope_bind(r, special_symbol(r, "kwargs"), v_dict(d));
     } else if (left->named_count) {
         struct str *s = left->names[0].s;
         template_fail(r, TEMPLATE_RUNTIME, "a macro takes no keyword argument '%.*s'",
@@ -568,7 +468,7 @@ static void bind_specials(struct render *r, const struct macro *m, struct args *
         struct list *l = list_make(r, left->count);
         for (uint32_t i = 0; i < left->count; i++)
             list_push(r, l, left->pos[i]);
-        bind(r, special_symbol(r, "varargs"), v_tuple(l));
+        scope_bind(r, special_symbol(r, "varargs"), v_tuple(l));
     } else if (left->count) {
         template_fail(r, TEMPLATE_RUNTIME, "macro '%.*s' takes not more than %u argument(s)",
                       is_str(name) ? (int)(name.s->len < 80 ? name.s->len : 80) : 6,
@@ -593,16 +493,16 @@ static void bind_parameters(struct render *r, const struct macro *m, const struc
     for (uint32_t i = 0; i < n->count; i++) {
         values[i] = i < from_pos ? left.pos[i] : take_named(&left, n->list[i]->value);
         found_caller |= str_is(n->list[i]->value.s, "caller");
-        if (values[i].type != V_ABSENT) bind(r, n->list[i]->symbol, values[i]);
+        if (values[i].type != V_ABSENT) scope_bind(r, n->list[i]->symbol, values[i]);
     }
     left.pos += from_pos;
     left.count -= from_pos;
     bind_specials(r, m, &left, found_caller);
     for (uint32_t i = 0; i < n->count; i++) {
         if (values[i].type != V_ABSENT) continue;
-        bind(r, n->list[i]->symbol,
-             n->defaults[i] ? eval(r, n->defaults[i])
-                            : v_undefined("a parameter of a macro was not provided"));
+        scope_bind(r, n->list[i]->symbol,
+                   n->defaults[i] ? eval(r, n->defaults[i])
+                                  : v_undefined("a parameter of a macro was not provided"));
     }
 }
 
@@ -615,7 +515,7 @@ struct value call_macro(struct render *r, const struct macro *m, const struct ar
 
     enter_call(r);
     render_enter(r);
-    r->scope = open_scope(r, m->scope);
+    r->scope = scope_open(r, m->scope);
     r->autoescape = m->autoescape;
     bind_parameters(r, m, args);
     begin_capture(r, &c);
@@ -648,9 +548,9 @@ static enum flow run_with(struct render *r, const struct node *n)
 
     for (uint32_t i = 0; i < n->count; i += 2)
         values[i / 2] = eval(r, n->list[i + 1]);
-    r->scope = open_scope(r, outer);
+    r->scope = scope_open(r, outer);
     for (uint32_t i = 0; i < n->count; i += 2)
-        bind_target(r, n->list[i], values[i / 2]);
+        scope_bind_target(r, n->list[i], values[i / 2]);
     flow = run_nodes(r, n->body);
     r->scope = outer;
     return flow;
@@ -684,14 +584,14 @@ static enum flow run_node(struct render *r, const struct node *n)
     case N_OUTPUT: write_value(r, eval(r, n->a)); return FLOW_NEXT;
     case N_IF: return run_if(r, n);
     case N_FOR: return run_loop(r, n, eval(r, n->b), 0);
-    case N_SET: bind_target(r, n->a, eval(r, n->b)); return FLOW_NEXT;
+    case N_SET: scope_bind_target(r, n->a, eval(r, n->b)); return FLOW_NEXT;
     case N_SET_BLOCK:
         flow = capture_inner(r, n->body, &v);
         if (flow != FLOW_NEXT) return flow;
         if (n->b) v = filter_text(r, n->b, v);
-        bind_target(r, n->a, v);
+        scope_bind_target(r, n->a, v);
         return FLOW_NEXT;
-    case N_MACRO: bind(r, n->symbol, make_macro(r, n)); return FLOW_NEXT;
+    case N_MACRO: scope_bind(r, n->symbol, make_macro(r, n)); return FLOW_NEXT;
     case N_CALL_BLOCK: write_value(r, eval_call(r, n->a, make_macro(r, n->b))); return FLOW_NEXT;
     case N_FILTER_BLOCK:
         flow = capture_inner(r, n->body, &v);
@@ -727,6 +627,6 @@ static enum flow run_nodes(struct render *r, const struct node *body)
 
 void run_template(struct render *r)
 {
-    r->scope = open_scope(r, NULL);
+    r->scope = scope_open(r, NULL);
     run_nodes(r, r->t->root);
 }

@@ -14,7 +14,8 @@ struct spec {
     char sign;     /* + - space, or 0 */
     char grouping; /* , _ or 0 */
     char type;     /* or 0 */
-    bool alternate, zero;
+    bool alternate, zero, fill_given;
+    bool no_minus_zero;       /* z */
     int64_t width, precision; /* precision -1: not given */
 };
 
@@ -33,6 +34,32 @@ static void pad(struct sink *s, uint32_t fill, int64_t count)
     one.ptr = bytes;
     one.len = utf8_put(fill, bytes);
     sink_fill(s, &one, (uint64_t)count);
+}
+
+/* ascii(v): repr with everything beyond ASCII as an escape. */
+static void sink_ascii(struct sink *s, struct value v)
+{
+    struct sink repr;
+    struct value text;
+    uint32_t hint = 0;
+
+    sink_init(&repr, s->r);
+    sink_repr(&repr, v);
+    text = sink_value(&repr);
+    for (uint32_t at = 0, next = 0; at < text.s->len; at = next) {
+        uint32_t code = str_next(text.s->ptr, &next);
+        char escape[12];
+        if (code < 0x80) {
+            sink_sub(s, text.s, at, next);
+            continue;
+        }
+        snprintf(escape, sizeof escape,
+                 code < 0x100     ? "\\x%02x"
+                 : code < 0x10000 ? "\\u%04x"
+                                  : "\\U%08x",
+                 code);
+        sink_put(s, escape, strlen(escape), str_marked_at(text.s, at, &hint));
+    }
 }
 
 /* text[begin, end) padded to spec's width. */
@@ -159,7 +186,16 @@ static void format_double(struct sink *s, double f, const struct spec *spec)
         if (!spec->type && !strpbrk(text, ".en")) strcat(text, ".0");
     }
     if (spec->type == '%') strcat(text, "%");
-    put_number(s, signbit(f) && !isnan(f), "", text, spec, 3);
+    bool negative = signbit(f) && !isnan(f);
+    if (spec->no_minus_zero && strcspn(text, "123456789in") == strlen(text)) negative = false;
+    put_number(s, negative, "", text, spec, 3);
+}
+
+static void put_code(struct sink *out, int64_t code)
+{
+    if (code < 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+        template_fail(out->r, TEMPLATE_RUNTIME, "%%c arg not in range(0x110000)");
+    sink_code(out, (uint32_t)code, false);
 }
 
 /* --- '%...' --- */
@@ -239,14 +275,13 @@ static void percent_one(struct percent *p, struct sink *out, struct value v, str
     if (spec->type == 's' || spec->type == 'r' || spec->type == 'a' || spec->type == 'c') {
         sink_init(&text, p->r);
         if (spec->type == 'c' && is_integer(v)) {
-            int64_t code = as_int(v);
-            if (code < 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-                template_fail(p->r, TEMPLATE_RUNTIME, "%%c arg not in range(0x110000)");
-            sink_code(&text, (uint32_t)code, false);
+            put_code(&text, as_int(v));
         } else if (spec->type == 'c' && !(is_str(v) && str_chars(v.s) == 1)) {
             template_fail(p->r, TEMPLATE_RUNTIME, "%%c requires int or char");
         } else if (spec->type == 's' || spec->type == 'c') {
             sink_display(&text, v);
+        } else if (spec->type == 'a') {
+            sink_ascii(&text, v);
         } else {
             sink_repr(&text, v);
         }
@@ -265,6 +300,11 @@ static void percent_directive(struct percent *p, struct sink *out, const struct 
     struct spec spec = {.fill = ' ', .precision = -1};
     struct value v = v_absent();
 
+    if (*at < s->len && s->ptr[*at] == '%') {
+        ++*at;
+        sink_text(out, "%");
+        return;
+    }
     if (*at < s->len && s->ptr[*at] == '(') {
         ++*at;
         v = named_value(p, s, at);
@@ -291,10 +331,6 @@ static void percent_directive(struct percent *p, struct sink *out, const struct 
         ++*at;
     if (*at >= s->len) template_fail(p->r, TEMPLATE_RUNTIME, "incomplete format");
     spec.type = s->ptr[(*at)++];
-    if (spec.type == '%') {
-        sink_text(out, "%");
-        return;
-    }
     if (!spec.type || !strchr("diuoxXeEfFgGcrsa", spec.type))
         template_fail(p->r, TEMPLATE_RUNTIME, "unsupported format character '%c'",
                       spec.type >= ' ' && spec.type < 127 ? spec.type : '?');
@@ -446,6 +482,7 @@ static void parse_spec(struct render *r, const struct str *s, struct spec *spec)
         third = second;
         if (second < s->len && is_align(str_next(s->ptr, &third))) {
             spec->fill = first;
+            spec->fill_given = true;
             spec->align = s->ptr[second];
             at = third;
         } else if (is_align(first)) {
@@ -454,13 +491,14 @@ static void parse_spec(struct render *r, const struct str *s, struct spec *spec)
         }
     }
     if (at < s->len && memchr("+- ", s->ptr[at], 3)) spec->sign = s->ptr[at++];
+    if (at < s->len && s->ptr[at] == 'z') spec->no_minus_zero = s->ptr[at++] != 0;
     if (at < s->len && s->ptr[at] == '#') spec->alternate = s->ptr[at++] != 0;
     if (at < s->len && s->ptr[at] == '0') {
         at++;
         spec->zero = true;
         if (spec->align)
             spec->zero = false; /* the given alignment wins; the fill is 0 unless given */
-        if (spec->align && spec->fill == ' ' && second != 1) spec->fill = '0';
+        if (spec->align && !spec->fill_given) spec->fill = '0';
     }
     for (; at < s->len && s->ptr[at] >= '0' && s->ptr[at] <= '9'; at++)
         if (spec->width <= WIDTH_MAX) spec->width = spec->width * 10 + s->ptr[at] - '0';
@@ -477,6 +515,20 @@ static void parse_spec(struct render *r, const struct str *s, struct spec *spec)
     check_spec(r, spec);
 }
 
+static void format_character(struct render *r, struct sink *out, struct value v, struct spec *spec)
+{
+    struct sink one;
+
+    if (spec->sign || spec->grouping || spec->precision >= 0 || spec->alternate)
+        template_fail(r, TEMPLATE_RUNTIME, "invalid format specifier for a character");
+    if (spec->zero && !spec->align) spec->fill = '0';
+    if (!spec->align) spec->align = '>';
+    if (spec->align == '=') spec->align = '>';
+    sink_init(&one, r);
+    put_code(&one, as_int(v));
+    format_text(out, sink_value(&one), spec);
+}
+
 static void format_value(struct render *r, struct sink *out, struct value v, const struct str *text)
 {
     struct spec spec;
@@ -486,6 +538,8 @@ static void format_value(struct render *r, struct sink *out, struct value v, con
         return;
     }
     parse_spec(r, text, &spec);
+    if (spec.no_minus_zero && v.type != V_FLOAT)
+        template_fail(r, TEMPLATE_RUNTIME, "'z' is for floating-point numbers");
     if (is_str(v)) {
         if (spec.zero && !spec.align) spec.fill = '0';
         if ((spec.type && spec.type != 's') || spec.sign || spec.align == '=' || spec.grouping)
@@ -496,7 +550,9 @@ static void format_value(struct render *r, struct sink *out, struct value v, con
     if (!is_number(v))
         template_fail(r, TEMPLATE_RUNTIME, "unsupported format string passed to %s.__format__",
                       type_name(v));
-    if (v.type != V_FLOAT && (!spec.type || strchr("dnbxXoc", spec.type)) && spec.type != 'c') {
+    if (v.type != V_FLOAT && spec.type == 'c') {
+        format_character(r, out, v, &spec);
+    } else if (v.type != V_FLOAT && (!spec.type || strchr("dnbxXo", spec.type))) {
         if (spec.precision >= 0)
             template_fail(r, TEMPLATE_RUNTIME, "precision not allowed in integer format specifier");
         format_integer(out, as_int(v), &spec, 0);
@@ -536,6 +592,8 @@ static void braces_replace(struct braces *b, struct sink *out, const struct str 
         sink_init(&shown, b->r);
         if (conversion == 's')
             sink_display(&shown, v);
+        else if (conversion == 'a')
+            sink_ascii(&shown, v);
         else
             sink_repr(&shown, v);
         v = sink_value(&shown);

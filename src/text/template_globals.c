@@ -78,7 +78,8 @@ const struct builtin *filter_find(struct slice name)
 {
     const struct builtin *b = find_in(template_list_filters, name);
 
-    return b ? b : find_in(template_text_filters, name);
+    if (!b) b = find_in(template_text_filters, name);
+    return b ? b : find_in(template_web_filters, name);
 }
 
 const struct builtin *test_find(struct slice name)

@@ -134,6 +134,10 @@ static void skip_comment(struct compiler *c, uint32_t open)
 {
     uint32_t at = open;
 
+    if (open == c->len) { /* nothing follows: jinja2 lets that pass */
+        finish_match(c, open);
+        return;
+    }
     while (at < c->len) {
         if (looking_at(c, at, "+#}")) break;
         if (looking_at(c, at, "-#}")) break;
@@ -164,6 +168,7 @@ static bool lex_raw(struct compiler *c, uint32_t behind, struct token *out)
     bool data;
 
     finish_match(c, behind);
+    if (behind == c->len) return false; /* nothing follows: jinja2 lets that pass */
     for (at = begin; at < c->len; at++) {
         uint32_t end = looking_at(c, at, "{%") ? raw_end(c, at) : 0;
         if (!end) continue;
@@ -324,7 +329,7 @@ static uint32_t hex_escape(struct compiler *c, uint32_t at, uint32_t end, unsign
         code = code << 4 | (uint32_t)(isdigit(ch) ? ch - '0' : (ch | 0x20) - 'a' + 10);
     }
     if (code > 0x10ffff) compile_fail(c, TEMPLATE_SYNTAX, c->line, "illegal Unicode character");
-    return code >= 0xd800 && code <= 0xdfff ? 0xfffd : code;
+    return code;
 }
 
 /* The contents [begin, end) of a string literal with its escapes resolved. */
@@ -349,8 +354,17 @@ static struct slice unescape(struct compiler *c, uint32_t begin, uint32_t end)
             out[len++] = to[simple - from];
         } else if (e == 'x' || e == 'u' || e == 'U') {
             unsigned count = e == 'x' ? 2 : e == 'u' ? 4 : 8;
-            len += utf8_put(hex_escape(c, at + 1, end, count), out + len);
+            uint32_t code = hex_escape(c, at + 1, end, count), low;
             at += count;
+            if (code >= 0xd800 && code < 0xdc00 && end - at > 6 && c->src[at + 1] == '\\' &&
+                c->src[at + 2] == 'u') { /* the two halves of a character beyond U+FFFF */
+                low = hex_escape(c, at + 3, end, 4);
+                if (low >= 0xdc00 && low < 0xe000) {
+                    code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+                    at += 6;
+                }
+            }
+            len += utf8_put(code >= 0xd800 && code < 0xe000 ? 0xfffd : code, out + len);
         } else if (e >= '0' && e <= '7') {
             uint32_t code = 0, n = 0;
             for (; n < 3 && at + n < end && c->src[at + n] >= '0' && c->src[at + n] <= '7'; n++)

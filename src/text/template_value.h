@@ -398,5 +398,6 @@ const struct builtin *test_find(struct slice name);
 const struct builtin *global_find(struct slice name);
 const struct builtin *method_find(uint8_t type, const struct str *name);
 bool builtin_is(const struct builtin *b, const char *name);
-extern const struct builtin template_list_filters[], template_text_filters[], template_tests[],
-    template_globals[], template_str_methods[], template_other_methods[];
+extern const struct builtin template_list_filters[], template_text_filters[],
+    template_web_filters[], template_tests[], template_globals[], template_str_methods[],
+    template_other_methods[];

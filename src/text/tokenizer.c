@@ -104,7 +104,8 @@ static enum status encode_plain(struct encoding *e, struct slice text, bool at_s
               : pretok_split(&tok->pretok, (const uint8_t *)text.ptr, text.len, encode_word, e);
 }
 
-/* Searches `text` for the tokens of a trie: tokens are pushed, what lies between goes to `between`. */
+/* Searches `text` for the tokens of a trie: tokens are pushed, what lies between goes to `between`.
+ * */
 static enum status encode_around(struct encoding *e, const struct added_trie *trie,
                                  struct slice text, struct range_view untrusted, bool at_start,
                                  enum status (*between)(struct encoding *, struct slice,

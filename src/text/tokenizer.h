@@ -1,9 +1,9 @@
 /* tokenizer.h - text to token ids and back, exactly as the model's own tokenizer does it.
  *
- * One immutable `struct tokenizer` per model, from tokenizer.json or from GGUF metadata: byte-level BPE
- * (bpe.c) with the model's pre-tokenizer, or SentencePiece-style BPE with byte fallback (spm.c). Ids
- * are equal to Hugging Face `tokenizers` on tests/golden/tokenizer_vectors.
- * Thread: any number at once after tokenizer_open. Time: O(n log n) at worst in the length of the text.
+ * One immutable `struct tokenizer` per model, from tokenizer.json or from GGUF metadata: byte-level
+ * BPE (bpe.c) with the model's pre-tokenizer, or SentencePiece-style BPE with byte fallback
+ * (spm.c). Ids are equal to Hugging Face `tokenizers` on tests/golden/tokenizer_vectors. Thread:
+ * any number at once after tokenizer_open. Time: O(n log n) at worst in the length of the text.
  * Owns: everything it needs; the weights may be closed after tokenizer_open. */
 #pragma once
 
@@ -31,8 +31,9 @@ struct text_range {
 };
 
 /* Makes the tokenizer of an opened model (or of a folder with tokenizer files only). Errors:
- * STATUS_NOT_FOUND (the model has none), STATUS_CORRUPT, STATUS_UNSUPPORTED (a pre-tokenizer, normaliser,
- * model or post-processor that we do not reproduce, by name), STATUS_LIMIT, STATUS_NOMEM. */
+ * STATUS_NOT_FOUND (the model has none), STATUS_CORRUPT, STATUS_UNSUPPORTED (a pre-tokenizer,
+ * normaliser, model or post-processor that we do not reproduce, by name), STATUS_LIMIT,
+ * STATUS_NOMEM. */
 enum status tokenizer_open(struct weights *weights, struct tokenizer **out, struct error *err);
 void tokenizer_close(struct tokenizer *tok); /* takes NULL */
 
@@ -42,23 +43,27 @@ enum tokenize_flags {
     TOKENIZE_NO_ADDED = 4,      /* no added token is recognised at all, special or not */
 };
 
-/* Appends the ids of `text` (any bytes; ill-formed UTF-8 is read as the reference reads U+FFFD) to *out.
- * untrusted (may be NULL, count 0): ranges in which no added token is recognised; a match that touches one is
- * no match. Everything else is tokenised as one text, whatever the ranges. Errors: STATUS_NOMEM. */
+/* Appends the ids of `text` (any bytes; ill-formed UTF-8 is read as the reference reads U+FFFD) to
+ * *out. untrusted (may be NULL, count 0): ranges in which no added token is recognised; a match
+ * that touches one is no match. Everything else is tokenised as one text, whatever the ranges.
+ * Errors (then *out is as before): STATUS_NOMEM; STATUS_LIMIT (over 1 GiB, or a pattern of a
+ * pre-tokenizer that is not built in ran over its match limit). */
 enum status tokenizer_encode(const struct tokenizer *tok, struct slice text, unsigned flags,
                              const struct text_range *untrusted, size_t untrusted_count,
                              struct token_list *out);
 
-/* The whole text of ids, ill-formed bytes as U+FFFD (one per maximal ill-formed part). Ids out of range are
- * STATUS_INVALID. skip_special leaves special tokens out. */
+/* The whole text of ids, ill-formed bytes as U+FFFD (one per maximal ill-formed part). Ids out of
+ * range are STATUS_INVALID. skip_special leaves special tokens out. */
 enum status tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t count,
                              bool skip_special, struct buf *out);
 
-/* Size of the id space: the largest id + 1 of vocabulary and added tokens. A model's logits may have more rows. */
+/* Size of the id space: the largest id + 1 of vocabulary and added tokens. A model's logits may
+ * have more rows. */
 uint32_t tokenizer_vocab_size(const struct tokenizer *tok);
 
-/* The raw bytes that the token adds to a text in the middle of it (byte-level decoded, U+2581 as a space,
- * <0xNN> as the byte); for a special token its name. Empty for an id that has no token. Borrowed for ever. */
+/* The raw bytes that the token adds to a text in the middle of it (byte-level decoded, U+2581 as a
+ * space, <0xNN> as the byte); for a special token its name. Empty for an id that has no token.
+ * Borrowed for ever. */
 struct slice tokenizer_token_bytes(const struct tokenizer *tok, int32_t id);
 bool tokenizer_is_special(const struct tokenizer *tok,
                           int32_t id); /* marked special: left out by skip_special */
@@ -66,8 +71,8 @@ bool tokenizer_is_added(const struct tokenizer *tok, int32_t id);
 /* The id whose token is exactly `text` (added tokens first), or -1. */
 int32_t tokenizer_find(const struct tokenizer *tok, struct slice text);
 
-/* -1 where the model has none. eos list: all ids that end a generation (generation_config.json, config.json,
- * GGUF eos/eot/eom), ascending, borrowed. */
+/* -1 where the model has none. eos list: all ids that end a generation (generation_config.json,
+ * config.json, GGUF eos/eot/eom), ascending, borrowed. */
 int32_t tokenizer_bos(const struct tokenizer *tok);
 int32_t tokenizer_eos(const struct tokenizer *tok);
 int32_t tokenizer_pad(const struct tokenizer *tok);
@@ -77,6 +82,6 @@ bool tokenizer_adds_bos(const struct tokenizer *tok);
 /* "byte-level BPE, pre-tokenizer llama-bpe, 128256 tokens": for inspect and logs. */
 const char *tokenizer_description(const struct tokenizer *tok);
 
-/* For detok.c: whether decoding strips one space from the start of the text (SentencePiece), and from a text
- * that starts after special tokens only, as the model's decoder does. */
+/* For detok.c: whether decoding strips one space from the start of the text (SentencePiece), and
+ * from a text that starts after special tokens only, as the model's decoder does. */
 bool tokenizer_strips_first_space(const struct tokenizer *tok);

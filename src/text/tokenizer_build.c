@@ -6,8 +6,8 @@
 #include "text/tokenizer_impl.h"
 #include "text/unicode_class.h"
 
-/* GPT-2 writes every byte as a printable character: the printable ones of Latin-1 as themselves, the others
- * as U+0100 + n in their order. Returns the byte, or -1. */
+/* GPT-2 writes every byte as a printable character: the printable ones of Latin-1 as themselves,
+ * the others as U+0100 + n in their order. Returns the byte, or -1. */
 static int byte_of_char(uint32_t c)
 {
     if ((c >= 33 && c <= 126) || (c >= 161 && c <= 172) || (c >= 174 && c <= 255)) return (int)c;
@@ -16,7 +16,8 @@ static int byte_of_char(uint32_t c)
     return (int)(c < 33 ? c : c < 33 + 34 ? c + 127 - 33 : 173);
 }
 
-/* Writes the bytes that a byte-level token stands for; false when some character stands for none. */
+/* Writes the bytes that a byte-level token stands for; false when some character stands for none.
+ * */
 static bool byte_level_decode(struct slice text, struct buf *out)
 {
     const uint8_t *p = (const uint8_t *)text.ptr, *end = p + text.len;

@@ -1,9 +1,10 @@
 /* tokenizer_gguf.c - a tokenizer from the metadata of a GGUF file.
  *
- * tokenizer.ggml.model "gpt2" is byte-level BPE with the merges of the file and a pre-tokenizer by name;
- * "llama" is SentencePiece BPE, whose merges follow from the scores. Faults are tolerated where llama.cpp
- * tolerates them (a token twice: the last counts; merges of tokens that are not there). Source: the GGUF
- * specification of ggml, and llama.cpp's converter for names and defaults. */
+ * tokenizer.ggml.model "gpt2" is byte-level BPE with the merges of the file and a pre-tokenizer by
+ * name; "llama" is SentencePiece BPE, whose merges follow from the scores. Faults are tolerated
+ * where llama.cpp tolerates them (a token twice: the last counts; merges of tokens that are not
+ * there). Source: the GGUF specification of ggml, and llama.cpp's converter for names and defaults.
+ * */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,7 +105,8 @@ static enum status load_scores(struct gguf_vocab *v, struct error *err)
     for (uint32_t i = 0; !st && i < v->count; i++) {
         st = weights_meta_array_f64(v->weights, KEY("scores"), i, &score);
         if (st || isnan(score))
-            return error_set(err, STATUS_CORRUPT, "%s[%u] is not a number", KEY("scores"), i);
+            return error_set(err, STATUS_CORRUPT, "%s[%u] is not a floating-point number",
+                             KEY("scores"), i);
         v->scores[i] = (float)score;
     }
     return st;
@@ -151,7 +153,8 @@ static enum status load_merges(struct tokenizer *tok, const struct gguf_vocab *v
     buf_init(&joined, 0);
     for (uint64_t i = count; !st && i > 0; i--) {
         const char *space = NULL;
-        /* A token may begin with the space that parts the halves only as its stand-in: search from 1. */
+        /* A token may begin with the space that parts the halves only as its stand-in: search from
+         * 1. */
         if (!weights_meta_array_str(v->weights, KEY("merges"), i - 1, &merge) && merge.len > 1)
             space = memchr(merge.ptr + 1, ' ', merge.len - 1);
         if (!space) {
@@ -190,8 +193,8 @@ static enum status special_id(const struct tokenizer *tok, const struct weights 
     return STATUS_OK;
 }
 
-/* Control tokens that end a turn by their names: files made before the keys eot and eom tell them by nothing
- * else, and llama.cpp ends at them too. */
+/* Control tokens that end a turn by their names: files made before the keys eot and eom tell them
+ * by nothing else, and llama.cpp ends at them too. */
 static void add_known_ends(struct tokenizer *tok)
 {
     static const char *const names[] = {"<|eot_id|>",
@@ -254,7 +257,8 @@ static enum status load_gpt2(struct tokenizer *tok, struct gguf_vocab *v, struct
     st = pretok_from_gguf(&tok->pretok, pre, err);
     if (!st && meta_bool(v->weights, KEY("add_space_prefix"), false))
         st = normalizer_add(&tok->spaces, NORMALIZE_PREPEND_MISSING, SLICE(""), SLICE(" "), err);
-    /* The models that these two belong to say so in their tokenizer.json; GGUF has no key for it. */
+    /* The models that these two belong to say so in their tokenizer.json; GGUF has no key for it.
+     * */
     if (!st && tok->pretok.kind == PRETOK_QWEN2)
         st = normalizer_add(&tok->normalizer, NORMALIZE_NFC, SLICE(""), SLICE(""), err);
     tok->bpe.ignore_merges = tok->pretok.kind == PRETOK_LLAMA3;

@@ -62,12 +62,12 @@ struct vocab_options {
     bool byte_tokens; /* <0xNN> is a byte in the text */
 };
 
-/* Takes vocabulary and added tokens together (entries of added tokens last; ids may leave gaps). Errors:
- * STATUS_CORRUPT, STATUS_LIMIT, STATUS_NOMEM. */
+/* Takes vocabulary and added tokens together (entries of added tokens last; ids may leave gaps).
+ * Errors: STATUS_CORRUPT, STATUS_LIMIT, STATUS_NOMEM. */
 enum status tokenizer_set_vocab(struct tokenizer *tok, const struct vocab_entry *entries,
                                 size_t count, struct vocab_options options, struct error *err);
-/* Text of a token as a file has it, to the key in bpe.keys; false when it cannot be one. *out lies in
- * scratch, or is the text. */
+/* Text of a token as a file has it, to the key in bpe.keys; false when it cannot be one. *out lies
+ * in scratch, or is the text. */
 bool tokenizer_key(const struct tokenizer *tok, struct slice text, struct buf *scratch,
                    struct slice *out);
 /* The id of a vocabulary token by its text in the file, or -1. */

@@ -1,6 +1,7 @@
 /* tokenizer_json.c - a tokenizer from tokenizer.json and the config files beside it.
  *
- * Every part is either reproduced or refused by name. Source of the format: Hugging Face tokenizers 0.23. */
+ * Every part is either reproduced or refused by name. Source of the format: Hugging Face tokenizers
+ * 0.23. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,9 +75,6 @@ static enum status load_normalizer(const json_t *part, unsigned depth, struct no
 
 /* --- pre_tokenizer --- */
 
-#define GPT2_PATTERN \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-
 struct stage_plan {
     struct slice pattern;
     enum pretok_behavior behavior;
@@ -136,15 +134,15 @@ static enum status plan_leaf(const json_t *part, struct pretok_plan *plan, struc
     if (strcmp(type, "Split") == 0) return plan_split(part, plan, err);
     if (strcmp(type, "Digits") == 0)
         return plan_stage(plan,
-                          (struct stage_plan){.pattern = flag(part, "individual_digits", false)
-                                                             ? SLICE("\\p{N}")
-                                                             : SLICE("\\p{N}+")},
+                          (struct stage_plan){.behavior = flag(part, "individual_digits", false)
+                                                              ? PRETOK_ISOLATED
+                                                              : PRETOK_CONTIGUOUS},
                           err);
     if (strcmp(type, "ByteLevel") == 0) {
         plan->byte_level = true;
         plan->prefix_space = flag(part, "add_prefix_space", true);
         if (!flag(part, "use_regex", true)) return STATUS_OK;
-        return plan_stage(plan, (struct stage_plan){.pattern = SLICE(GPT2_PATTERN)}, err);
+        return plan_stage(plan, (struct stage_plan){.pattern = SLICE(PRETOK_GPT2_PATTERN)}, err);
     }
     if (strcmp(type, "Metaspace") == 0 && plan->leaves == 1) {
         plan->metaspace = true;
@@ -214,7 +212,7 @@ static enum status load_pretok(struct tokenizer *tok, const json_t *part, bool *
         st = normalizer_add(&tok->spaces, NORMALIZE_PREPEND_MISSING, SLICE(""), SLICE(" "), err);
     for (uint32_t i = 0; i < plan.count; i++) {
         const struct stage_plan *s = &plan.stages[i];
-        patterns[i] = s->pattern;
+        patterns[i] = s->pattern.ptr ? s->pattern : SLICE("\\p{N}");
         plain = plain && !s->literal && !s->invert && s->behavior == PRETOK_ISOLATED;
     }
     if (!plan.count) return st;
@@ -445,7 +443,8 @@ static enum status add_special_id(struct tokenizer *tok, const json_t *value, bo
                   : put_around(tok->after, &tok->after_count, false, id, err);
 }
 
-/* The ids that one item of a template stands for, in front of the text from the last to the first. */
+/* The ids that one item of a template stands for, in front of the text from the last to the first.
+ * */
 static enum status add_special_item(struct tokenizer *tok, const json_t *item,
                                     const json_t *specials, bool before, struct error *err)
 {
@@ -532,7 +531,8 @@ static int32_t named_token(const struct tokenizer *tok, const json_t *config, co
     return json_is_string(value) ? tokenizer_find(tok, string_slice(value)) : BPE_NONE;
 }
 
-/* An id or a list of ids. What is no plausible id is passed over: -1 stands for none in some configs. */
+/* An id or a list of ids. What is no plausible id is passed over: -1 stands for none in some
+ * configs. */
 static void add_eos_of(struct tokenizer *tok, const json_t *config)
 {
     const json_t *value = json_object_get(config, "eos_token_id");

@@ -1,9 +1,10 @@
 /* unicode_class.h - properties of code points as the reference tokenizer library reads them.
  *
- * The table is expanded once per process from the generated unicode_runs.c. Thread: unicode_class_init() from any
- * (tokenizer_open calls it); afterwards read-only. */
+ * The table is expanded once per process from the generated unicode_runs.c. Thread:
+ * unicode_class_init() from any (tokenizer_open calls it); afterwards read-only. */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum {
@@ -48,6 +49,14 @@ static inline uint32_t utf8_read(const uint8_t *p, unsigned *len)
 static inline uint8_t class_read(const uint8_t *p, unsigned *len)
 {
     return unicode_classes[utf8_read(p, len)];
+}
+
+/* The library's Digits asks Rust's char::is_numeric, whose Unicode is one version newer than that
+ * of its regular expressions: some numbers are numbers to Digits only. */
+static inline bool class_is_numeric(uint32_t c, uint8_t classes)
+{
+    return (classes & CLASS_NUMBER) || (c >= 0x11de0 && c <= 0x11de9) ||
+           (c >= 0x16ff4 && c <= 0x16ff6);
 }
 
 /* Start of the character that ends right before p (p is not the start of the text). */

@@ -1,7 +1,7 @@
 /* utf8_part.h - what a run of bytes starts with: a character, an ill-formed part, or a beginning.
  *
- * A maximal ill-formed part is one U+FFFD (the Unicode standard, section 3.9, "U+FFFD substitution of
- * maximal subparts"), the same way that Python and Rust repair UTF-8. */
+ * A maximal ill-formed part is one U+FFFD (the Unicode standard, section 3.9, "U+FFFD substitution
+ * of maximal subparts"), the same way that Python and Rust repair UTF-8. */
 #pragma once
 
 #include <stddef.h>

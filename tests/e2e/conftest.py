@@ -111,7 +111,7 @@ class Daemon:
         if self.uds:
             return
         while time.monotonic() - self.started < 60:
-            found = re.search(r"\bport=(\d+)", self.log_text())
+            found = re.search(r"\b(?:port=|listening url=http://\S+:)(\d+)", self.log_text())
             if found:
                 self.port = int(found.group(1))
                 return

@@ -10,6 +10,8 @@
 
 #include "device/cpu/cpu_device.h"
 
+enum { PART_EXTRA = 2 * KV_TILE }; /* floats behind a part's values: its sums and its max */
+
 struct job {
     struct cpu_device *d;
     const struct stage_attn *stage;
@@ -72,25 +74,23 @@ static struct attend_tile describe(const struct job *j, const struct cpu_tile *t
 static void clear_state(struct attend_state *state, uint32_t queries, uint32_t dim_padded)
 {
     for (uint32_t i = 0; i < queries; i++)
-        state->max[i] = -INFINITY, state->sum[i] = 0;
+        state->max[i] = -INFINITY;
+    memset(state->sum, 0, (uint64_t)queries * KV_TILE * sizeof(float));
     memset(state->acc, 0, (uint64_t)queries * dim_padded * sizeof(float));
 }
 
-/* a = acc / sum, to the heads' places in the rows. */
+/* Acc / sum to the heads' places in the rows. */
 static void write_out(const struct job *j, const struct cpu_tile *tile, uint32_t head,
                       const struct attend_state *total)
 {
     const struct stage_attn *s = j->stage;
     uint32_t heads = s->heads / s->kv_heads;
 
-    for (uint32_t i = 0; i < tile->rows * heads; i++) {
-        float *out = j->d->b.attn + (uint64_t)(tile->first_row + i / heads) * j->d->b.attn_max +
-                     ((uint64_t)head * heads + i % heads) * s->head_dim;
-        const float *acc = total->acc + (uint64_t)i * j->group->dim_padded;
-        float inverse = 1 / total->sum[i];
-        for (uint32_t k = 0; k < s->head_dim; k++)
-            out[k] = acc[k] * inverse;
-    }
+    for (uint32_t i = 0; i < tile->rows * heads; i++)
+        j->d->kernels->attend_finish(
+            total, i, s->head_dim, j->group->dim_padded,
+            j->d->b.attn + (uint64_t)(tile->first_row + i / heads) * j->d->b.attn_max +
+                ((uint64_t)head * heads + i % heads) * s->head_dim);
 }
 
 static uint32_t split_end(uint32_t split, uint32_t last_end)
@@ -166,8 +166,8 @@ static struct attend_state part_state(const struct job *j, const struct cpu_tile
 
     return (struct attend_state){
         .acc = at,
-        .max = at + (uint64_t)queries * j->group->dim_padded,
-        .sum = at + (uint64_t)queries * (j->group->dim_padded + 1),
+        .sum = at + (uint64_t)queries * j->group->dim_padded,
+        .max = at + (uint64_t)queries * (j->group->dim_padded + KV_TILE),
     };
 }
 
@@ -235,7 +235,7 @@ void cpu_attention_begin(struct cpu_device *d)
 void cpu_attention_run(struct cpu_device *d, const struct stage_attn *stage)
 {
     struct job j = {d, stage, &d->b.groups[stage->group], &d->plan->groups[stage->group],
-                    d->b.groups[stage->group].dim_padded + 16};
+                    d->b.groups[stage->group].dim_padded + PART_EXTRA};
     uint32_t items = d->tile_count * stage->kv_heads, threads = cpu_pool_threads(d->pool);
     uint32_t splits = threads > 1 && items < 3 * threads ? place_parts(&j) : 0;
 

@@ -96,7 +96,7 @@ struct cpu_buffers {
     void *inputs[LINEAR_INPUT_COUNT]; /* [R][row bytes of the widest input]; NULL: kind unused */
     uint32_t *row_segment;            /* [R] */
     struct cpu_tile *tiles;           /* [R] */
-    float *parts;                     /* [parts_max][dim_padded + 2] split attention */
+    float *parts;                     /* [parts_max][dim_padded + 32] split attention */
     uint32_t attn_max, parts_max, queries_max;
     struct cpu_thread_scratch *scratch; /* [threads] */
     struct sample_slot *slots;          /* [slots_max] */

@@ -35,6 +35,14 @@ INLINE lanes half_load_generic(const uint16_t *src)
     memcpy(&v, out, sizeof v);
     return v;
 }
+INLINE bool any_generic(lanes_i mask)
+{
+    int32_t any = 0;
+
+    for (uint32_t i = 0; i < LANES; i++)
+        any |= mask[i];
+    return any != 0;
+}
 INLINE void half_store_generic(lanes v, uint16_t *dst)
 {
     for (uint32_t i = 0; i < LANES; i++)
@@ -68,6 +76,12 @@ INLINE lanes half_load_avx2(const uint16_t *src)
     x.h[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(src + 8)));
     return x.v;
 }
+INLINE bool any_avx2(lanes_i mask)
+{
+    union halves x = {(lanes)mask};
+
+    return _mm256_movemask_ps(_mm256_or_ps(x.h[0], x.h[1])) != 0;
+}
 INLINE void half_store_avx2(lanes v, uint16_t *dst)
 {
     union halves x = {v};
@@ -91,6 +105,10 @@ INLINE lanes fma_avx512(lanes a, lanes b, lanes c)
 INLINE lanes half_load_avx512(const uint16_t *src)
 {
     return (lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)src));
+}
+INLINE bool any_avx512(lanes_i mask)
+{
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 }
 INLINE void half_store_avx512(lanes v, uint16_t *dst)
 {

@@ -54,13 +54,15 @@ INLINE float ISA(sum_of)(lanes v) /* a tree: i + (i + 8), then + 4, 2, 1 */
 
 INLINE float ISA(max_of)(lanes v)
 {
-    float s[LANES];
-
-    ISA(store)(s, v);
-    for (uint32_t half = LANES / 2; half; half /= 2)
-        for (uint32_t i = 0; i < half; i++)
-            s[i] = s[i] > s[i + half] ? s[i] : s[i + half];
-    return s[0];
+    v = ISA(max)(
+        v, __builtin_shuffle(v, (lanes_i){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+    v = ISA(max)(
+        v, __builtin_shuffle(v, (lanes_i){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+    v = ISA(max)(
+        v, __builtin_shuffle(v, (lanes_i){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+    v = ISA(max)(
+        v, __builtin_shuffle(v, (lanes_i){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+    return v[0];
 }
 
 /* e^x within 2 units in the last place for x <= 88; 0 below -87; NaN stays. Source: Cephes expf (Moshier). */
@@ -125,9 +127,47 @@ static double ISA(exp_store)(const float *x, uint32_t n, float max, float scale,
     return total;
 }
 
-static double ISA(exp_sum)(const float *x, uint32_t n, float max)
+static uint32_t ISA(find)(const float *x, uint32_t from, uint32_t n, float least)
 {
-    return ISA(exp_store)(x, n, max, 1.0f, NULL);
+    uint32_t i = from;
+
+    while (i + LANES <= n && !ISA(any)(ISA(load)(x + i) >= least))
+        i += LANES;
+    while (i < n && !(x[i] >= least))
+        i++;
+    return i;
+}
+
+static uint32_t ISA(gather)(const float *x, uint32_t n, float least, uint32_t *out)
+{
+    uint32_t count = 0, i = 0;
+
+    for (; i + LANES <= n; i += LANES) {
+        if (!ISA(any)(ISA(load)(x + i) >= least)) continue;
+        for (uint32_t k = i; k < i + LANES; k++) {
+            out[count] = k; /* overwritten unless it counts: no branch to mispredict */
+            count += x[k] >= least;
+        }
+    }
+    for (; i < n; i++) {
+        if (x[i] >= least) out[count++] = i;
+    }
+    return count;
+}
+
+static double ISA(sum)(const float *x, uint32_t n)
+{
+    double total = 0;
+
+    for (uint32_t run = 0; run < n; run += SUM_RUN) {
+        uint32_t end = n - run < SUM_RUN ? n : run + SUM_RUN, i = run;
+        lanes sum = ISA(splat)(0.0f);
+        for (; i + LANES <= end; i += LANES)
+            sum += ISA(load)(x + i);
+        if (i < end) sum += ISA(load_part)(x + i, end - i, 0.0f);
+        total += (double)ISA(sum_of)(sum);
+    }
+    return total;
 }
 
 static void ISA(norm)(const float *x, uint32_t n, float eps, const float *gain, float offset,
@@ -199,158 +239,227 @@ static void ISA(kv_store)(const float *k, const float *v, uint32_t head_dim, uin
     }
 }
 
-/* Scores of up to four queries with the 16 tokens of a tile; even and odd dimensions are summed apart. */
-INLINE void ISA(scores)(const float *const q[4], uint32_t count, const float *keys,
-                        uint32_t head_dim, lanes s[4])
+/* 16 floats of the pool; `half` is a constant wherever this is inlined. */
+INLINE lanes ISA(kv_load)(const void *base, uint32_t index, bool half)
 {
-    lanes even[4], odd[4];
-
-    for (uint32_t i = 0; i < count; i++)
-        even[i] = odd[i] = ISA(splat)(0.0f);
-    for (uint32_t d = 0; d < head_dim; d += 2) {
-        lanes k0 = ISA(load)(keys + d * KV_TILE), k1 = ISA(load)(keys + (d + 1) * KV_TILE);
-        for (uint32_t i = 0; i < count; i++) {
-            even[i] = ISA(fma)(ISA(splat)(q[i][d]), k0, even[i]);
-            odd[i] = ISA(fma)(ISA(splat)(q[i][d + 1]), k1, odd[i]);
-        }
-    }
-    for (uint32_t i = 0; i < count; i++)
-        s[i] = even[i] + odd[i];
+    return half ? ISA(half_load)((const uint16_t *)base + index)
+                : ISA(load)((const float *)base + index);
 }
 
-/* acc[q] += sum over tokens lo..hi-1 of p[q][token] * values[token], for one or two queries of equal range. */
+/* The tiles of a span; those behind its end repeat the first and are masked. */
+struct ISA(span) {
+    const void *keys[KV_SPAN / KV_TILE], *values[KV_SPAN / KV_TILE];
+};
+
+/* s[j][i]: scores of query i with the 16 tokens of tile j; a score adds in order of the dimension. */
+INLINE void ISA(scores)(const float *const q[4], uint32_t count, const struct ISA(span) * span,
+                        bool half, uint32_t head_dim, lanes s[4][4])
+{
+    lanes a[4][4];
+
+    for (uint32_t j = 0; j < 4; j++)
+        for (uint32_t i = 0; i < count; i++)
+            a[j][i] = ISA(splat)(0.0f);
+    for (uint32_t d = 0; d < head_dim; d++) {
+        lanes k0 = ISA(kv_load)(span->keys[0], d * KV_TILE, half);
+        lanes k1 = ISA(kv_load)(span->keys[1], d * KV_TILE, half);
+        lanes k2 = ISA(kv_load)(span->keys[2], d * KV_TILE, half);
+        lanes k3 = ISA(kv_load)(span->keys[3], d * KV_TILE, half);
+        for (uint32_t i = 0; i < count; i++) {
+            lanes qd = ISA(splat)(q[i][d]);
+            a[0][i] = ISA(fma)(qd, k0, a[0][i]);
+            a[1][i] = ISA(fma)(qd, k1, a[1][i]);
+            a[2][i] = ISA(fma)(qd, k2, a[2][i]);
+            a[3][i] = ISA(fma)(qd, k3, a[3][i]);
+        }
+    }
+    for (uint32_t j = 0; j < 4; j++)
+        for (uint32_t i = 0; i < count; i++)
+            s[j][i] = a[j][i];
+}
+
+/* acc[i] += sum over tokens lo..hi-1 of p[i][token] * value, for `count` queries that see the same tokens. */
 INLINE void ISA(add_values)(const float *p, uint32_t count, uint32_t lo, uint32_t hi,
-                            const float *values, uint32_t dim_padded, float *const acc[2])
+                            const struct ISA(span) * span, bool half, uint32_t dim_padded,
+                            float *acc)
 {
     uint32_t d = 0;
 
     for (; d + 4 * LANES <= dim_padded; d += 4 * LANES) {
-        lanes a[2][4];
+        lanes a[4][4];
         for (uint32_t i = 0; i < count; i++)
             for (uint32_t j = 0; j < 4; j++)
-                a[i][j] = ISA(load)(acc[i] + d + j * LANES);
+                a[i][j] = ISA(load)(acc + i * dim_padded + d + j * LANES);
         for (uint32_t t = lo; t < hi; t++) {
-            const float *v = values + t * dim_padded + d;
-            for (uint32_t j = 0; j < 4; j++) {
-                lanes vj = ISA(load)(v + j * LANES);
-                for (uint32_t i = 0; i < count; i++)
-                    a[i][j] = ISA(fma)(ISA(splat)(p[i * KV_TILE + t]), vj, a[i][j]);
+            const void *values = span->values[t / KV_TILE];
+            uint32_t at = t % KV_TILE * dim_padded + d;
+            lanes v0 = ISA(kv_load)(values, at, half);
+            lanes v1 = ISA(kv_load)(values, at + LANES, half);
+            lanes v2 = ISA(kv_load)(values, at + 2 * LANES, half);
+            lanes v3 = ISA(kv_load)(values, at + 3 * LANES, half);
+            for (uint32_t i = 0; i < count; i++) {
+                lanes w = ISA(splat)(p[i * KV_SPAN + t]);
+                a[i][0] = ISA(fma)(w, v0, a[i][0]);
+                a[i][1] = ISA(fma)(w, v1, a[i][1]);
+                a[i][2] = ISA(fma)(w, v2, a[i][2]);
+                a[i][3] = ISA(fma)(w, v3, a[i][3]);
             }
         }
         for (uint32_t i = 0; i < count; i++)
             for (uint32_t j = 0; j < 4; j++)
-                ISA(store)(acc[i] + d + j * LANES, a[i][j]);
+                ISA(store)(acc + i * dim_padded + d + j * LANES, a[i][j]);
     }
     for (; d < dim_padded; d += LANES)
         for (uint32_t i = 0; i < count; i++) {
-            lanes a = ISA(load)(acc[i] + d);
+            lanes a = ISA(load)(acc + i * dim_padded + d);
             for (uint32_t t = lo; t < hi; t++)
-                a = ISA(fma)(ISA(splat)(p[i * KV_TILE + t]), ISA(load)(values + t * dim_padded + d),
-                             a);
-            ISA(store)(acc[i] + d, a);
+                a = ISA(fma)(
+                    ISA(splat)(p[i * KV_SPAN + t]),
+                    ISA(kv_load)(span->values[t / KV_TILE], t % KV_TILE * dim_padded + d, half), a);
+            ISA(store)(acc + i * dim_padded + d, a);
         }
 }
 
-/* Folds a tile's scores of query `at` into its state; p: the tile's weights [16]. */
-INLINE void ISA(fold)(const struct attend_tile *tile, lanes s, uint32_t lo, uint32_t hi, float *p,
-                      struct attend_state *state, uint32_t at)
+INLINE lanes ISA(cap)(lanes s, float cap) /* cap * tanh(s / cap) */
+{
+    return (ISA(splat)(1.0f) - 2.0f / (ISA(exp)(s * (2 / cap)) + 1.0f)) * cap;
+}
+
+/* Folds a span's scores of query `at` into its state; p: the span's weights [64]. */
+INLINE void ISA(fold)(const struct attend_tile *tile, lanes s0, lanes s1, lanes s2, lanes s3,
+                      uint32_t lo, uint32_t hi, float *p, struct attend_state *state, uint32_t at)
 {
     const lanes_i index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    lanes_i inside = (index >= (int32_t)lo) & (index < (int32_t)hi);
+    lanes s[4] = {s0, s1, s2, s3}, sum = ISA(load)(state->sum + (uint64_t)at * LANES);
     float old = state->max[at], top;
 
-    s *= tile->scale;
-    if (tile->softcap > 0) { /* cap * tanh(s / cap) */
-        lanes e = ISA(exp)(s * (2 / tile->softcap));
-        s = (ISA(splat)(1.0f) - 2.0f / (e + 1.0f)) * tile->softcap;
+    for (uint32_t j = 0; j < 4; j++) {
+        s[j] *= tile->scale;
+        if (tile->softcap > 0) s[j] = ISA(cap)(s[j], tile->softcap);
     }
-    s = ISA(select)(inside, s, ISA(splat)(-INFINITY));
-    top = ISA(max_of)(s);
+    if (lo > 0 || hi < KV_SPAN)
+        for (uint32_t j = 0; j < 4; j++) {
+            lanes_i token = index + (int32_t)(j * KV_TILE);
+            s[j] = ISA(select)((token >= (int32_t)lo) & (token < (int32_t)hi), s[j],
+                               ISA(splat)(-INFINITY));
+        }
+    top = ISA(max_of)(ISA(max)(ISA(max)(s[0], s[1]), ISA(max)(s[2], s[3])));
     if (top > old) {
         float *acc = state->acc + (uint64_t)at * tile->dim_padded;
         float shrink = ISA(exp)(ISA(splat)(old - top))[0];
-        state->max[at] = top;
-        state->sum[at] *= shrink;
+        state->max[at] = old = top;
+        sum *= shrink;
         for (uint32_t d = 0; d < tile->dim_padded; d += LANES)
             ISA(store)(acc + d, ISA(load)(acc + d) * shrink);
     }
-    s = ISA(exp)(s - state->max[at]);
-    state->sum[at] += ISA(sum_of)(s);
-    ISA(store)(p, s);
-}
-
-/* The float32 keys and values of the 16 tokens from t: in place, or converted. Values of tokens >= end are not touched. */
-INLINE void ISA(fetch)(const struct attend_tile *tile, uint32_t t, uint32_t end, const float **keys,
-                       const float **values)
-{
-    uint32_t in_block = t % tile->block_tokens;
-    uint64_t tile_elements = (uint64_t)KV_TILE * (tile->head_dim + tile->dim_padded);
-    const char *at = tile->pool + tile->table[t / tile->block_tokens] * tile->block_bytes +
-                     tile->kv_at + in_block / KV_TILE * tile_elements * (tile->half ? 2 : 4);
-
-    if (!tile->half) {
-        *keys = (const float *)(const void *)at;
-        *values = *keys + KV_TILE * tile->head_dim;
-        return;
+    for (uint32_t j = 0; j < 4; j++) {
+        s[j] = ISA(exp)(s[j] - old);
+        sum += s[j];
+        ISA(store)(p + j * KV_TILE, s[j]);
     }
-    const uint16_t *half = (const uint16_t *)(const void *)at;
-    uint32_t key_count = KV_TILE * tile->head_dim, tokens = end - t < KV_TILE ? end - t : KV_TILE;
-    for (uint32_t i = 0; i < key_count; i += LANES)
-        ISA(store)(tile->scratch + i, ISA(half_load)(half + i));
-    for (uint32_t i = 0; i < tokens * tile->dim_padded; i += LANES)
-        ISA(store)(tile->scratch + key_count + i, ISA(half_load)(half + key_count + i));
-    *keys = tile->scratch;
-    *values = tile->scratch + key_count;
+    ISA(store)(state->sum + (uint64_t)at * LANES, sum);
 }
 
-/* Which of the tokens t .. t + 15, below `end`, row r sees: [*lo, *hi). */
+/* Where the tiles of the tokens t .. end - 1 (at most 64) are. */
+INLINE void ISA(find_span)(const struct attend_tile *tile, uint32_t t, uint32_t end,
+                           struct ISA(span) * out)
+{
+    uint32_t element = tile->half ? 2 : 4;
+    uint64_t tile_bytes = (uint64_t)KV_TILE * (tile->head_dim + tile->dim_padded) * element;
+
+    for (uint32_t j = 0; j < KV_SPAN / KV_TILE; j++) {
+        uint32_t at = t + j * KV_TILE < end ? t + j * KV_TILE : t;
+        const char *base = tile->pool + tile->table[at / tile->block_tokens] * tile->block_bytes +
+                           tile->kv_at + at % tile->block_tokens / KV_TILE * tile_bytes;
+        out->keys[j] = base;
+        out->values[j] = base + (uint64_t)KV_TILE * tile->head_dim * element;
+    }
+}
+
+/* Converts a span to float32 once, for many queries. */
+INLINE void ISA(widen_span)(const struct attend_tile *tile, uint32_t tokens,
+                            struct ISA(span) * span)
+{
+    uint32_t keys = KV_TILE * tile->head_dim, values = KV_TILE * tile->dim_padded;
+
+    for (uint32_t j = 0; j * KV_TILE < tokens; j++) {
+        float *to = tile->scratch + j * (keys + values);
+        for (uint32_t i = 0; i < keys; i += LANES)
+            ISA(store)(to + i, ISA(kv_load)(span->keys[j], i, true));
+        for (uint32_t i = 0; i < values; i += LANES)
+            ISA(store)(to + keys + i, ISA(kv_load)(span->values[j], i, true));
+        span->keys[j] = to;
+        span->values[j] = to + keys;
+    }
+    for (uint32_t j = (tokens + KV_TILE - 1) / KV_TILE; j < KV_SPAN / KV_TILE; j++)
+        span->keys[j] = span->keys[0], span->values[j] = span->values[0];
+}
+
+/* Which of the tokens t .. t + 63, below `end`, row r sees: [*lo, *hi). */
 INLINE void ISA(seen)(const struct attend_tile *tile, uint32_t r, uint32_t t, uint32_t end,
                       uint32_t *lo, uint32_t *hi)
 {
     uint32_t pos = tile->first_pos + r, last = pos + 1 < end ? pos + 1 : end;
     uint32_t first = tile->window && pos + 1 > tile->window ? pos + 1 - tile->window : 0;
 
-    *lo = first > t ? (first - t < KV_TILE ? first - t : KV_TILE) : 0;
-    *hi = last > t ? (last - t < KV_TILE ? last - t : KV_TILE) : 0;
+    *lo = first > t ? (first - t < KV_SPAN ? first - t : KV_SPAN) : 0;
+    *hi = last > t ? (last - t < KV_SPAN ? last - t : KV_SPAN) : 0;
 }
 
-INLINE void ISA(attend_16)(const struct attend_tile *tile, uint32_t t, uint32_t end,
-                           const float *keys, const float *values, struct attend_state *state)
+INLINE void ISA(some_scores)(const float *const q[4], uint32_t count, const struct ISA(span) * span,
+                             bool half, uint32_t head_dim, lanes s[4][4])
 {
-    uint32_t queries = tile->rows * tile->heads, count;
+    switch (count) { /* constants, so that the sums stay in registers */
+    case 4: ISA(scores)(q, 4, span, half, head_dim, s); break;
+    case 3: ISA(scores)(q, 3, span, half, head_dim, s); break;
+    case 2: ISA(scores)(q, 2, span, half, head_dim, s); break;
+    default: ISA(scores)(q, 1, span, half, head_dim, s); break;
+    }
+}
+
+INLINE void ISA(some_values)(const float *p, uint32_t count, uint32_t lo, uint32_t hi,
+                             const struct ISA(span) * span, bool half, uint32_t dim_padded,
+                             float *acc)
+{
+    switch (count) {
+    case 4: ISA(add_values)(p, 4, lo, hi, span, half, dim_padded, acc); break;
+    case 3: ISA(add_values)(p, 3, lo, hi, span, half, dim_padded, acc); break;
+    case 2: ISA(add_values)(p, 2, lo, hi, span, half, dim_padded, acc); break;
+    default: ISA(add_values)(p, 1, lo, hi, span, half, dim_padded, acc); break;
+    }
+}
+
+INLINE void ISA(attend_span)(const struct attend_tile *tile, uint32_t t, uint32_t end,
+                             const struct ISA(span) * span, bool half, struct attend_state *state)
+{
+    uint32_t queries = tile->rows * tile->heads, count, same;
 
     for (uint32_t first = 0; first < queries; first += count) {
         const float *q[4];
-        uint32_t lo[4], hi[4];
-        float p[4 * KV_TILE] __attribute__((aligned(64)));
-        lanes s[4];
+        uint32_t lo[4], hi[4], any = 0;
+        float p[4 * KV_SPAN] __attribute__((aligned(64)));
+        lanes s[4][4];
         count = queries - first < 4 ? queries - first : 4;
         for (uint32_t i = 0; i < count; i++) {
             uint32_t r = (first + i) / tile->heads, g = (first + i) % tile->heads;
             q[i] = tile->q + r * tile->q_stride + (uint64_t)g * tile->head_dim;
             ISA(seen)(tile, r, t, end, &lo[i], &hi[i]);
+            any |= lo[i] < hi[i];
         }
-        if (count == 4) /* constants, so that the sums stay in registers */
-            ISA(scores)(q, 4, keys, tile->head_dim, s);
-        else if (count == 3)
-            ISA(scores)(q, 3, keys, tile->head_dim, s);
-        else if (count == 2)
-            ISA(scores)(q, 2, keys, tile->head_dim, s);
-        else
-            ISA(scores)(q, 1, keys, tile->head_dim, s);
+        if (!any) continue;
+        ISA(some_scores)(q, count, span, half, tile->head_dim, s);
         for (uint32_t i = 0; i < count; i++)
             if (lo[i] < hi[i])
-                ISA(fold)(tile, s[i], lo[i], hi[i], p + i * KV_TILE, state, first + i);
-        for (uint32_t i = 0; i < count; i++) {
-            float *acc[2] = {state->acc + (uint64_t)(first + i) * tile->dim_padded, NULL};
-            if (lo[i] >= hi[i]) continue;
-            if (i + 1 < count && lo[i] == lo[i + 1] && hi[i] == hi[i + 1]) {
-                acc[1] = acc[0] + tile->dim_padded;
-                ISA(add_values)(p + i * KV_TILE, 2, lo[i], hi[i], values, tile->dim_padded, acc);
-                i++;
-            } else {
-                ISA(add_values)(p + i * KV_TILE, 1, lo[i], hi[i], values, tile->dim_padded, acc);
-            }
+                ISA(fold)
+                (tile, s[0][i], s[1][i], s[2][i], s[3][i], lo[i], hi[i], p + i * KV_SPAN, state,
+                 first + i);
+        for (uint32_t i = 0; i < count; i += same) {
+            for (same = 1; i + same < count && lo[i + same] == lo[i] && hi[i + same] == hi[i];)
+                same++;
+            if (lo[i] < hi[i])
+                ISA(some_values)
+                (p + i * KV_SPAN, same, lo[i], hi[i], span, half, tile->dim_padded,
+                 state->acc + (uint64_t)(first + i) * tile->dim_padded);
         }
     }
 }
@@ -363,13 +472,21 @@ static void ISA(attend)(const struct attend_tile *tile, uint32_t begin, uint32_t
         tile->window && tile->first_pos + 1 > tile->window ? tile->first_pos + 1 - tile->window : 0;
 
     for (uint32_t i = 0; i < queries; i++)
-        state->max[i] = -INFINITY, state->sum[i] = 0;
+        state->max[i] = -INFINITY;
+    memset(state->sum, 0, (uint64_t)queries * LANES * sizeof(float));
     memset(state->acc, 0, (uint64_t)queries * tile->dim_padded * sizeof(float));
-    if (first > begin) begin = first / KV_TILE * KV_TILE;
-    for (uint32_t t = begin; t < end; t += KV_TILE) {
-        const float *keys, *values;
-        ISA(fetch)(tile, t, end, &keys, &values);
-        ISA(attend_16)(tile, t, end, keys, values, state);
+    if (first > begin) begin = first / KV_SPAN * KV_SPAN;
+    for (uint32_t t = begin; t < end; t += KV_SPAN) {
+        struct ISA(span) span;
+        ISA(find_span)(tile, t, end, &span);
+        if (tile->half && queries > 4) {
+            ISA(widen_span)(tile, end - t < KV_SPAN ? end - t : KV_SPAN, &span);
+            ISA(attend_span)(tile, t, end, &span, false, state);
+        } else if (tile->half) {
+            ISA(attend_span)(tile, t, end, &span, true, state);
+        } else {
+            ISA(attend_span)(tile, t, end, &span, false, state);
+        }
     }
 }
 
@@ -379,24 +496,38 @@ static void ISA(attend_join)(struct attend_state *total, const struct attend_sta
     for (uint32_t i = 0; i < queries; i++) {
         float *a = total->acc + (uint64_t)i * dim_padded;
         const float *b = part->acc + (uint64_t)i * dim_padded;
+        float *sum = total->sum + (uint64_t)i * LANES;
         float top = total->max[i] > part->max[i] ? total->max[i] : part->max[i];
         if (part->max[i] == -INFINITY) continue; /* sees nothing of this split */
         float ca = ISA(exp)(ISA(splat)(total->max[i] - top))[0];
         float cb = ISA(exp)(ISA(splat)(part->max[i] - top))[0];
         total->max[i] = top;
-        total->sum[i] = total->sum[i] * ca + part->sum[i] * cb;
+        ISA(store)(sum, ISA(load)(sum) * ca + ISA(load)(part->sum + (uint64_t)i * LANES) * cb);
         for (uint32_t d = 0; d < dim_padded; d += LANES)
             ISA(store)(a + d, ISA(load)(a + d) * ca + ISA(load)(b + d) * cb);
     }
 }
 
+static void ISA(attend_finish)(const struct attend_state *total, uint32_t at, uint32_t head_dim,
+                               uint32_t dim_padded, float *out)
+{
+    const float *acc = total->acc + (uint64_t)at * dim_padded;
+    float inverse = 1 / ISA(sum_of)(ISA(load)(total->sum + (uint64_t)at * LANES));
+
+    for (uint32_t d = 0; d < head_dim; d++)
+        out[d] = acc[d] * inverse;
+}
+
 static const struct cpu_kernels ISA(kernels) = {
     .max_finite = ISA(max_finite),
-    .exp_sum = ISA(exp_sum),
+    .find = ISA(find),
+    .gather = ISA(gather),
+    .sum = ISA(sum),
     .exp_store = ISA(exp_store),
     .norm = ISA(norm),
     .act_mul = ISA(act_mul),
     .kv_store = ISA(kv_store),
     .attend = ISA(attend),
     .attend_join = ISA(attend_join),
+    .attend_finish = ISA(attend_finish),
 };

@@ -143,7 +143,7 @@ static void carve_state(struct carver *c, uint32_t queries, uint32_t dim_padded,
                         struct attend_state *out)
 {
     out->max = carve(c, CPU_ACTIVATIONS, queries * sizeof(float));
-    out->sum = carve(c, CPU_ACTIVATIONS, queries * sizeof(float));
+    out->sum = carve(c, CPU_ACTIVATIONS, (uint64_t)queries * KV_TILE * sizeof(float));
     out->acc = carve(c, CPU_ACTIVATIONS, (uint64_t)queries * dim_padded * sizeof(float));
 }
 
@@ -153,9 +153,11 @@ static void carve_scratch(struct carver *c, const struct plan *plan, struct atte
     struct cpu_thread_scratch s;
 
     s.sample.work = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
-    s.sample.weights = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
+    s.sample.z = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
+    s.sample.p = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(float));
+    s.sample.ids = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(uint32_t));
     s.sample.heap = carve(c, CPU_ACTIVATIONS, (uint64_t)plan->vocab_rows * sizeof(uint64_t));
-    s.kv = carve(c, CPU_ACTIVATIONS, 2 * (uint64_t)KV_TILE * sizes.dim_padded * sizeof(float));
+    s.kv = carve(c, CPU_ACTIVATIONS, 2 * (uint64_t)KV_SPAN * sizes.dim_padded * sizeof(float));
     carve_state(c, queries, sizes.dim_padded, &s.total);
     carve_state(c, queries, sizes.dim_padded, &s.part);
     if (out) *out = s;
@@ -186,7 +188,8 @@ static void carve_activations(struct carver *c, const struct plan *plan,
                   input_cols[k] ? rows * linear_input_row_bytes(k, (uint32_t)input_cols[k]) : 0);
     b->row_segment = carve(c, CPU_ACTIVATIONS, rows * sizeof(uint32_t));
     b->tiles = carve(c, CPU_ACTIVATIONS, rows * sizeof *b->tiles);
-    b->parts = carve(c, CPU_ACTIVATIONS, (uint64_t)b->parts_max * (sizes.dim_padded + 16) * f);
+    b->parts =
+        carve(c, CPU_ACTIVATIONS, (uint64_t)b->parts_max * (sizes.dim_padded + 2 * KV_TILE) * f);
     b->scratch = carve(c, CPU_ACTIVATIONS, threads * sizeof *b->scratch);
     for (uint32_t t = 0; t < threads; t++)
         carve_scratch(c, plan, sizes, b->queries_max, b->scratch ? &b->scratch[t] : NULL);

@@ -1,12 +1,12 @@
 #include "device/cpu/cpu_sample.h"
 
-#include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/hash.h"
 
-enum { BINS = 1024 };
+enum { BINS = 1024, SUM_RUN = 256, TOP_K_HEAP = 256 };
 static const float BIN_WIDTH = 1.0f / 32; /* nats; the last bin holds all that is below -32 */
 
 /* A token's rank as one number: larger logit first, then smaller id. */
@@ -83,25 +83,34 @@ static void heapify(uint64_t *heap, uint32_t count, uint64_t flip)
         sift_down(heap, count, i, flip);
 }
 
+/* The `count` likeliest of n as a heap, the least likely on top. */
+static void select_top(const struct sample_row *row, const float *x, uint32_t n, uint32_t count,
+                       uint64_t *heap)
+{
+    float least;
+
+    for (uint32_t id = 0; id < count; id++)
+        heap[id] = rank_key(x[id], id);
+    heapify(heap, count, ~(uint64_t)0);
+    for (uint32_t id = count; id < n; id++) {
+        /* an equal one with a larger id ranks below, so only a larger one comes in */
+        least = nextafterf(x[key_id(heap[0])], INFINITY);
+        id = row->kernels->find(x, id, n, least);
+        if (id == n) return;
+        heap[0] = rank_key(x[id], id);
+        sift_down(heap, count, 0, ~(uint64_t)0);
+    }
+}
+
 /* The n likeliest tokens, likeliest first; log_total: log of the sum of exp(logit). */
 static uint32_t top_tokens(const struct sample_row *row, uint32_t n, double log_total,
                            uint64_t *heap, struct top_logprob *tops)
 {
     uint32_t count = n < row->vocab_tokens ? n : row->vocab_tokens;
-    float lowest;
 
     if (!count) return 0;
-    for (uint32_t id = 0; id < count; id++)
-        heap[id] = rank_key(row->logits[id], id);
-    heapify(heap, count, ~(uint64_t)0);
-    lowest = row->logits[key_id(heap[0])];
-    for (uint32_t id = count; id < row->vocab_tokens; id++) {
-        if (!(row->logits[id] > lowest)) continue; /* an equal one with a larger id ranks below */
-        heap[0] = rank_key(row->logits[id], id);
-        sift_down(heap, count, 0, ~(uint64_t)0);
-        lowest = row->logits[key_id(heap[0])];
-    }
-    for (uint32_t left = count; left > 0; left--) { /* the smallest goes last */
+    select_top(row, row->logits, row->vocab_tokens, count, heap);
+    for (uint32_t left = count; left > 0; left--) { /* the least likely goes last */
         uint32_t id = key_id(heap[0]);
         tops[left - 1] =
             (struct top_logprob){(int32_t)id, (float)((double)row->logits[id] - log_total)};
@@ -148,7 +157,78 @@ static void change_logits(const struct sample_row *row, const struct sample_slot
     if (slot->seen_used) apply_penalties(slot, work, row->vocab_tokens);
 }
 
-/* --- filters: a threshold on rank_key of z = (logit - max) / temperature --- */
+/* --- candidates: the tokens that the filters may keep --- */
+
+struct candidates {
+    uint32_t count;
+    uint32_t *ids; /* ascending */
+    float *z, *p;  /* (logit - largest) / temperature, exp(z) */
+    double mass;   /* of all that min_p and top_k keep, candidate or not */
+};
+
+static void ids_of_heap(const uint64_t *heap, uint32_t count, uint64_t *sorted, uint32_t *ids)
+{
+    for (uint32_t i = 0; i < count; i++)
+        sorted[i] = key_id(heap[i]);
+    heapify(sorted, count, 0);
+    for (uint32_t left = count; left > 0; left--) { /* the largest id goes last */
+        ids[left - 1] = (uint32_t)sorted[0];
+        sorted[0] = sorted[left - 1];
+        sift_down(sorted, left - 1, 0, 0);
+    }
+}
+
+/* z and p of the tokens of c->ids. */
+static void weigh(const struct sample_row *row, const float *work, float top, float inverse,
+                  struct candidates *c)
+{
+    for (uint32_t i = 0; i < c->count; i++)
+        c->z[i] = (work[c->ids[i]] - top) * inverse;
+    row->kernels->exp_store(c->z, c->count, 0, 1, c->p);
+}
+
+/* Candidates of z >= cut (-INFINITY: all that are not banned). */
+static void gather(const struct sample_row *row, const struct sample_scratch *s, float top,
+                   float temperature, float cut, struct candidates *c)
+{
+    float least = cut > -INFINITY ? top + cut * temperature : -FLT_MAX;
+
+    c->count = row->kernels->gather(s->work, row->vocab_tokens, least, c->ids);
+    weigh(row, s->work, top, 1 / temperature, c);
+}
+
+/* For top_p alone: the likeliest are tried first, and more until they have the mass. Tokens of less than
+ * (1 - top_p) / vocabulary of the likeliest one's probability have together less than 1 - top_p of it: the last try has all. */
+static void gather_mass(const struct sample_row *row, const struct sample_scratch *s, float top,
+                        const struct step_open *o, struct candidates *c)
+{
+    float bound = logf((1 - o->top_p) / (float)row->vocab_tokens) - 1e-3f;
+
+    c->mass = row->kernels->exp_store(s->work, row->vocab_tokens, top, 1 / o->temperature, NULL);
+    for (float cut = -3;; cut -= 3) {
+        gather(row, s, top, o->temperature, cut > bound ? cut : bound, c);
+        if (cut <= bound || row->kernels->sum(c->p, c->count) >= (double)o->top_p * c->mass) return;
+    }
+}
+
+static void gather_candidates(const struct sample_row *row, const struct step_open *o,
+                              const struct sample_scratch *s, float top, struct candidates *c)
+{
+    if (o->top_k > 0 && o->top_k <= TOP_K_HEAP && (uint32_t)o->top_k < row->vocab_tokens) {
+        c->count = (uint32_t)o->top_k;
+        select_top(row, s->work, row->vocab_tokens, c->count, s->heap);
+        ids_of_heap(s->heap, c->count, s->heap, c->ids);
+        weigh(row, s->work, top, 1 / o->temperature, c);
+    } else if (o->min_p > 0) { /* a little more than it keeps: the threshold decides */
+        gather(row, s, top, o->temperature, logf(o->min_p) - 1e-3f, c);
+    } else if (o->top_k <= 0) {
+        gather_mass(row, s, top, o, c);
+    } else {
+        gather(row, s, top, o->temperature, -INFINITY, c);
+    }
+}
+
+/* --- filters: a threshold on rank_key(z, id) --- */
 
 static uint32_t bin_of(float z)
 {
@@ -157,67 +237,73 @@ static uint32_t bin_of(float z)
     return bin < BINS - 1 ? (uint32_t)bin : BINS - 1;
 }
 
-/* The kept tokens of one bin as a heap, likeliest on top. */
-static uint32_t gather_bin(const float *z, uint32_t tokens, uint64_t threshold, uint32_t bin,
+static uint64_t key_of(const struct candidates *c, uint32_t i)
+{
+    return rank_key(c->z[i], c->ids[i]);
+}
+
+/* The kept candidates of one bin as a heap of (rank_key of z, place in the list), likeliest on top. The list is in order of
+ * id, so the place ranks equals as the id does. */
+static uint32_t gather_bin(const struct candidates *c, uint64_t threshold, uint32_t bin,
                            uint64_t *heap)
 {
     uint32_t count = 0;
 
-    for (uint32_t id = 0; id < tokens; id++)
-        if (z[id] > -INFINITY && bin_of(z[id]) == bin && rank_key(z[id], id) >= threshold)
-            heap[count++] = rank_key(z[id], id);
+    for (uint32_t i = 0; i < c->count; i++)
+        if (bin_of(c->z[i]) == bin && key_of(c, i) >= threshold)
+            heap[count++] = rank_key(c->z[i], i);
     heapify(heap, count, 0);
     return count;
 }
 
-/* Walks the likeliest first until `amount` is reached (tokens, or mass where p is given); returns the key of the one that
- * reaches it, or `threshold` where all together do not. */
-static uint64_t raise_threshold(const float *z, const float *p, uint32_t tokens, double amount,
+/* Walks the likeliest first until `amount` is reached, of tokens or of mass; returns the key of the one that reaches it,
+ * or `threshold` where all together do not. */
+static uint64_t raise_threshold(const struct candidates *c, bool by_mass, double amount,
                                 uint64_t threshold, uint64_t *heap)
 {
     double bins[BINS] = {0}, sum = 0;
     uint32_t bin = 0, count;
 
-    for (uint32_t id = 0; id < tokens; id++)
-        if (z[id] > -INFINITY && rank_key(z[id], id) >= threshold)
-            bins[bin_of(z[id])] += p ? (double)p[id] : 1;
+    for (uint32_t i = 0; i < c->count; i++)
+        if (key_of(c, i) >= threshold) bins[bin_of(c->z[i])] += by_mass ? (double)c->p[i] : 1;
     while (bin < BINS - 1 && sum + bins[bin] < amount)
         sum += bins[bin++];
-    count = gather_bin(z, tokens, threshold, bin, heap);
+    count = gather_bin(c, threshold, bin, heap);
     while (count) {
-        uint64_t key = heap[0];
-        sum += p ? (double)p[key_id(key)] : 1;
-        if (sum >= amount) return key;
+        uint32_t i = key_id(heap[0]);
+        sum += by_mass ? (double)c->p[i] : 1;
+        if (sum >= amount) return key_of(c, i);
         heap[0] = heap[--count];
         sift_down(heap, count, 0, 0);
     }
     return threshold;
 }
 
-static double kept_mass(const float *z, const float *p, uint32_t tokens, uint64_t threshold)
+static double kept_mass(const struct candidates *c, uint64_t threshold)
 {
     double sum = 0;
 
-    for (uint32_t id = 0; id < tokens; id++)
-        if (rank_key(z[id], id) >= threshold) sum += (double)p[id];
+    for (uint32_t i = 0; i < c->count; i++)
+        if (key_of(c, i) >= threshold) sum += (double)c->p[i];
     return sum;
 }
 
-static uint64_t find_threshold(const struct step_open *o, const float *z, const float *p,
-                               uint32_t tokens, uint64_t *heap)
+static uint64_t find_threshold(const struct step_open *o, const struct candidates *c,
+                               uint64_t *heap)
 {
     uint64_t threshold = 0;
 
     if (o->min_p > 0) threshold = rank_key(logf(o->min_p), UINT32_MAX);
-    if (o->top_k > 0 && (uint32_t)o->top_k < tokens)
-        threshold = raise_threshold(z, NULL, tokens, o->top_k, threshold, heap);
-    if (o->top_p < 1)
-        threshold = raise_threshold(
-            z, p, tokens, (double)o->top_p * kept_mass(z, p, tokens, threshold), threshold, heap);
+    if (o->top_k > 0 && (uint32_t)o->top_k < c->count)
+        threshold = raise_threshold(c, false, o->top_k, threshold, heap);
+    if (o->top_p < 1) {
+        double mass = c->mass >= 0 ? c->mass : kept_mass(c, threshold);
+        threshold = raise_threshold(c, true, (double)o->top_p * mass, threshold, heap);
+    }
     return threshold;
 }
 
-/* --- the draw --- */
+/* --- the draw: the first kept token, by id, whose running sum exceeds u * total --- */
 
 static double draw_unit(uint64_t seed, uint32_t position)
 {
@@ -227,42 +313,62 @@ static double draw_unit(uint64_t seed, uint32_t position)
     return (out[0] + 0.5) * 0x1p-32;
 }
 
-/* The first kept token, by id, whose running sum exceeds u * total. */
-static uint32_t draw(const float *z, const float *p, uint32_t tokens, uint64_t threshold, double u)
+static uint32_t draw_kept(const struct candidates *c, uint64_t threshold, double u)
 {
-    double total = kept_mass(z, p, tokens, threshold), sum = 0;
-    uint32_t last = 0;
+    double total = kept_mass(c, threshold), sum = 0;
+    uint32_t last = c->ids[0];
 
-    for (uint32_t id = 0; id < tokens; id++) {
-        if (p[id] == 0 || rank_key(z[id], id) < threshold) continue;
-        sum += (double)p[id];
-        last = id;
-        if (sum > u * total) return id;
+    for (uint32_t i = 0; i < c->count; i++) {
+        if (c->p[i] == 0 || key_of(c, i) < threshold) continue;
+        sum += (double)c->p[i];
+        last = c->ids[i];
+        if (sum > u * total) break;
     }
     return last;
 }
 
-static uint32_t first_of(const float *x, uint32_t n, float value)
+/* Without filters: whole runs are stepped over by their sums. */
+static uint32_t draw_all(const struct sample_row *row, const float *p, double total, double u)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (x[i] == value) return i;
-    return 0;
+    uint32_t n = row->vocab_tokens, run = 0, last = 0;
+    double sum = 0, next;
+
+    for (; run + SUM_RUN < n; run += SUM_RUN, sum = next) {
+        next = sum + row->kernels->sum(p + run, SUM_RUN);
+        if (next > u * total) break;
+    }
+    for (uint32_t id = run; id < n; id++) {
+        if (p[id] == 0) continue;
+        sum += (double)p[id];
+        last = id;
+        if (sum > u * total) break;
+    }
+    return last;
 }
 
-/* Draws from scratch->work, whose largest value is `top`. */
+static uint32_t first_of(const struct sample_row *row, const float *x, float value)
+{
+    uint32_t at = row->kernels->find(x, 0, row->vocab_tokens, value);
+
+    return at < row->vocab_tokens ? at : 0;
+}
+
+/* Draws from s->work, whose largest value is `top`. */
 static uint32_t choose(const struct sample_row *row, const struct sample_slot *slot,
                        struct sample_scratch *s, float top)
 {
     const struct step_open *o = &slot->open;
-    uint32_t tokens = row->vocab_tokens;
+    float inverse = 1 / o->temperature;
+    struct candidates c = {0, s->ids, s->z, s->p, -1};
 
-    if (o->temperature < 1e-5f) return first_of(s->work, tokens, top);
-    row->kernels->exp_store(s->work, tokens, top, 1 / o->temperature, s->weights);
-    for (uint32_t id = 0; id < tokens; id++)
-        s->work[id] = (s->work[id] - top) * (1 / o->temperature);
-    return draw(s->work, s->weights, tokens,
-                find_threshold(o, s->work, s->weights, tokens, s->heap),
-                draw_unit(o->seed, row->position));
+    if (o->temperature < 1e-5f) return first_of(row, s->work, top);
+    double u = draw_unit(o->seed, row->position);
+    if (o->top_k <= 0 && o->top_p >= 1 && o->min_p <= 0) {
+        double total = row->kernels->exp_store(s->work, row->vocab_tokens, top, inverse, s->p);
+        return draw_all(row, s->p, total, u);
+    }
+    gather_candidates(row, o, s, top, &c);
+    return draw_kept(&c, find_threshold(o, &c, s->heap), u);
 }
 
 static void log_probabilities(const struct sample_row *row, const struct sample_slot *slot,
@@ -273,7 +379,8 @@ static void log_probabilities(const struct sample_row *row, const struct sample_
     double log_total;
 
     if (!wanted && !slot->open.top_logprobs) return;
-    log_total = (double)top + log(row->kernels->exp_sum(row->logits, row->vocab_rows, top));
+    log_total =
+        (double)top + log(row->kernels->exp_store(row->logits, row->vocab_rows, top, 1, NULL));
     if (wanted) out->logprob = (float)((double)row->logits[out->token] - log_total);
     out->top_count =
         (uint8_t)top_tokens(row, slot->open.top_logprobs, log_total, scratch->heap, tops);

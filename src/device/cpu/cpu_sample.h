@@ -2,7 +2,8 @@
  *
  * Order of operations and the draw: device/step.h, struct step_open. Filters keep the likeliest by (logit, then smaller id);
  * each works on what the one before has kept: min_p against the largest probability, top_k by count, top_p by mass of
- * the kept. Nothing is sorted: a filter is a threshold on (logit, id), found by counting into bins and ordering one bin.
+ * the kept. The vocabulary is never sorted: bounds that each filter implies cut it to a list of candidates, and a filter is a
+ * threshold on (logit, id), found by counting the list into bins and ordering one bin.
  * Thread: rows of different slots may run on different threads, each with its own scratch; one slot's rows in order. */
 #pragma once
 
@@ -26,10 +27,11 @@ struct sample_slot {
     int32_t last[SAMPLE_REFS]; /* tokens of the latest step that sampled: TOKEN_OF(slot, k) */
 };
 
-struct sample_scratch {
-    float *work;    /* [vocab_rows] logits as changed */
-    float *weights; /* [vocab_rows] */
-    uint64_t *heap; /* [vocab_rows] */
+struct sample_scratch { /* each [vocab_rows] */
+    float *work;        /* logits as changed */
+    float *z, *p;       /* of candidates: (logit - largest) / temperature, and its exp */
+    uint32_t *ids;      /* of candidates, ascending */
+    uint64_t *heap;
 };
 
 /* Replaces the slot's state by that of opens[index] of the step. */

@@ -30,20 +30,23 @@ static linear_run_fn *exact_run(enum cpu_isa isa)
     return isa >= CPU_ISA_AVX2 ? linear_avx2_exact : linear_generic_exact;
 }
 
-enum { FORM_FLOAT, FORM_EXACT, FORM_QUANT };
+/* How a weight is run: as float tiles; as quantised tiles with int8 activations, or decoded to float32; or decoded from the
+ * rows as they are stored (formats that have no tiles). */
+enum form { FORM_FLOAT, FORM_QUANT, FORM_DECODED, FORM_ROWS };
 
-static int weight_form(const struct plan_weight *weight, enum cpu_numerics numerics)
+static enum form weight_form(const struct plan_weight *weight, enum cpu_numerics numerics)
 {
     if (dtype_info(weight->dtype)->is_float) return FORM_FLOAT;
-    bool fast = numerics == CPU_FAST && quant_layout(weight->dtype) && weight->cols % QBLOCK == 0;
-    return fast ? FORM_QUANT : FORM_EXACT;
+    if (!quant_layout(weight->dtype)) return FORM_ROWS;
+    return numerics == CPU_FAST ? FORM_QUANT : FORM_DECODED;
 }
 
 static uint64_t tile_bytes(const struct plan_weight *weight, enum cpu_numerics numerics)
 {
     switch (weight_form(weight, numerics)) {
     case FORM_FLOAT: return (uint64_t)weight->cols * LANES * dtype_info(weight->dtype)->block_bytes;
-    case FORM_QUANT: return quant_tile_bytes(quant_layout(weight->dtype), weight->cols / QBLOCK);
+    case FORM_QUANT:
+    case FORM_DECODED: return quant_tile_bytes(quant_layout(weight->dtype), weight->cols / QBLOCK);
     default: return 0;
     }
 }
@@ -63,18 +66,18 @@ uint64_t linear_packed_bytes(const struct plan_weight *weight, enum cpu_numerics
                              enum cpu_isa isa)
 {
     (void)isa; /* every instruction set reads the same layout */
-    if (weight_form(weight, numerics) == FORM_EXACT) return round_up_64(made_bytes(weight));
+    if (weight_form(weight, numerics) == FORM_ROWS) return round_up_64(made_bytes(weight));
     return round_up_64(tile_bytes(weight, numerics) * tile_count(weight));
 }
 
 void linear_init(struct linear *out, const struct plan_weight *weight, enum cpu_numerics numerics,
                  enum cpu_isa isa, void *packed)
 {
-    const int form = weight_form(weight, numerics);
-    const bool in_place = form == FORM_EXACT && weight->data;
+    const enum form form = weight_form(weight, numerics);
+    const bool in_place = form == FORM_ROWS && weight->data;
 
     assert(isa < CPU_ISA_COUNT && isa <= cpu_isa_best());
-    assert(form != FORM_EXACT || dtype_info(weight->dtype)->has_values);
+    assert(form != FORM_ROWS || dtype_info(weight->dtype)->has_values);
     assert(in_place || packed);
     *out = (struct linear){
         .weight = *weight,
@@ -85,7 +88,7 @@ void linear_init(struct linear *out, const struct plan_weight *weight, enum cpu_
         .tiles = tile_count(weight),
         .tile_rows = LANES,
         .input = form == FORM_QUANT ? LINEAR_INPUT_Q8 : LINEAR_INPUT_F32,
-        .in_rows = form == FORM_EXACT,
+        .in_rows = form == FORM_ROWS,
         .run = form == FORM_FLOAT   ? float_run(weight->dtype, isa)
                : form == FORM_QUANT ? quant_run(weight->dtype, isa)
                                     : exact_run(isa),
@@ -108,7 +111,7 @@ static void pack_tile(const struct linear *linear, uint32_t tile, uint8_t *packe
     memset(packed, 0, bytes); /* lanes past the last output stay 0 */
     for (uint32_t lane = 0; lane < LANES && tile * LANES + lane < weight->rows; lane++) {
         const void *row = stored_row(weight, tile * LANES + lane, made);
-        if (linear->input == LINEAR_INPUT_Q8)
+        if (quant_layout(weight->dtype))
             quant_lane_pack(weight, row, lane, packed);
         else
             float_lane_pack(weight, row, lane, packed);

@@ -444,6 +444,31 @@ linear_run_fn *linear_avx2_float(enum dtype dtype)
     }
 }
 
+static void decode_half_chunk(const struct linear *linear, uint32_t tile, uint32_t half,
+                              uint32_t col, uint32_t count, float *out)
+{
+    const enum dtype dtype = linear->weight.dtype;
+    const struct quant_layout *layout = quant_layout(dtype);
+    const uint32_t blocks = linear->weight.cols / QBLOCK;
+    const uint8_t *scales =
+        (const uint8_t *)linear->packed + tile * quant_tile_bytes(layout, blocks);
+    const uint8_t *quants = scales + quant_scales_bytes(layout, blocks);
+    const __m256i zero = _mm256_set1_epi32(zero_of(dtype));
+
+    for (uint32_t b = col / QBLOCK; b < (col + count) / QBLOCK; b++) {
+        struct half_block w = {0};
+        load_codes(dtype, quants + (size_t)b * layout->quant_bytes, half, w.u);
+        load_scales(dtype, scales, layout->scale_bytes, b, half, &w);
+        for (int k = 0; k < QBLOCK; k++, out += LANES) {
+            int part = part_count(dtype) == 2 ? k / 16 : 0;
+            /* sign extension serves both: codes that are not wide stay below 128 */
+            __m256i u = _mm256_srai_epi32(_mm256_slli_epi32(w.u[k / 4], 24 - 8 * (k % 4)), 24);
+            __m256 v = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(u, zero)), w.d[part]);
+            _mm256_storeu_ps(out + half * HALF, has_min(dtype) ? _mm256_add_ps(v, w.m[part]) : v);
+        }
+    }
+}
+
 void linear_avx2_exact(const struct linear *linear, const void *input, uint32_t rows, float *y,
                        uint64_t y_stride, uint32_t tile_begin, uint32_t tile_end)
 {
@@ -454,7 +479,12 @@ void linear_avx2_exact(const struct linear *linear, const void *input, uint32_t 
         for (uint32_t col = 0; col < linear->weight.cols; col += CHUNK) {
             chunk_start(&c, linear, input, y, y_stride, tile, col);
             c.w = (const uint8_t *)w;
-            exact_decode_chunk(linear, tile, col, c.count, w);
+            if (linear->in_rows) {
+                decode_rows_chunk(linear, tile, col, c.count, w);
+            } else {
+                decode_half_chunk(linear, tile, 0, col, c.count, w);
+                decode_half_chunk(linear, tile, 1, col, c.count, w);
+            }
             chunk_all_rows(DTYPE_F32, &c, rows);
         }
 }

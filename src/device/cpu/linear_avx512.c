@@ -121,6 +121,25 @@ linear_run_fn *linear_avx512_float(enum dtype dtype)
     }
 }
 
+static void decode_tile_chunk(const struct linear *linear, uint32_t tile, uint32_t col,
+                              uint32_t count, float *out)
+{
+    const enum dtype dtype = linear->weight.dtype;
+    const struct vec_tile t = vec_tile(dtype, linear->packed, tile, linear->weight.cols / QBLOCK);
+    const __m512i byte = _mm512_set1_epi32(255), zero = _mm512_set1_epi32(vec_zero(dtype));
+
+    for (uint32_t b = 0; b < count / QBLOCK; b++) {
+        struct vec_block w;
+        vec_block_load(dtype, &t, col / QBLOCK + b, &w);
+        for (uint32_t k = 0; k < QBLOCK; k++, out += LANES) {
+            uint32_t part = vec_parts(dtype) == 2 ? k / 16 : 0;
+            __m512i u = _mm512_and_si512(_mm512_srli_epi32(w.u[k / 4], 8 * (k % 4)), byte);
+            __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(u, zero)), w.d[part]);
+            _mm512_store_ps(out, vec_has_min(dtype) ? _mm512_add_ps(v, w.m[part]) : v);
+        }
+    }
+}
+
 void linear_avx512_exact(const struct linear *linear, const void *input, uint32_t rows, float *y,
                          uint64_t y_stride, uint32_t tile_begin, uint32_t tile_end)
 {
@@ -137,7 +156,10 @@ void linear_avx512_exact(const struct linear *linear, const void *input, uint32_
             c.y = y + (size_t)tile * LANES;
             c.first = col == 0;
             c.lanes[0] = tile_mask(linear, tile);
-            exact_decode_chunk(linear, tile, col, c.count, w);
+            if (linear->in_rows)
+                decode_rows_chunk(linear, tile, col, c.count, w);
+            else
+                decode_tile_chunk(linear, tile, col, c.count, w);
             chunk_all_rows(DTYPE_F32, &c, rows, 1);
         }
 }

@@ -204,8 +204,8 @@ linear_run_fn *linear_generic_float(enum dtype dtype)
 
 /* --- quantised weights, float activations (`exact`) --- */
 
-void exact_decode_chunk(const struct linear *linear, uint32_t tile, uint32_t col, uint32_t count,
-                        float *out)
+void decode_rows_chunk(const struct linear *linear, uint32_t tile, uint32_t col, uint32_t count,
+                       float *out)
 {
     const struct plan_weight *weight = &linear->weight;
     const struct dtype_info *info = dtype_info(weight->dtype);
@@ -224,8 +224,29 @@ void exact_decode_chunk(const struct linear *linear, uint32_t tile, uint32_t col
     }
 }
 
+static void decode_tile_chunk(const struct linear *linear, uint32_t tile, uint32_t col,
+                              uint32_t count, float *out)
+{
+    const struct quant_layout *layout = quant_layout(linear->weight.dtype);
+    const uint32_t blocks = linear->weight.cols / QBLOCK;
+    const uint8_t *packed =
+        (const uint8_t *)linear->packed + tile * quant_tile_bytes(layout, blocks);
+    struct quant_block w;
+
+    memset(&w, 0, sizeof w);
+    for (uint32_t b = 0; b < count / QBLOCK; b++, out += QBLOCK * LANES) {
+        quant_block_load(linear->weight.dtype, packed, col / QBLOCK + b, blocks, &w);
+        for (uint32_t i = 0; i < QBLOCK * LANES; i++) {
+            uint32_t k = i / LANES, lane = i % LANES, part = w.parts == 2 ? k / 16 : 0;
+            float v = (float)((int32_t)w.u[k / 4][lane][k % 4] - layout->zero) * w.d[part][lane];
+            out[i] = layout->has_min ? v + w.m[part][lane] : v;
+        }
+    }
+}
+
 void linear_generic_exact(const struct linear *linear, const void *input, uint32_t rows, float *y,
                           uint64_t y_stride, uint32_t tile_begin, uint32_t tile_end)
 {
-    run_chunks(linear, input, rows, y, y_stride, tile_begin, tile_end, exact_decode_chunk);
+    run_chunks(linear, input, rows, y, y_stride, tile_begin, tile_end,
+               linear->in_rows ? decode_rows_chunk : decode_tile_chunk);
 }

@@ -19,8 +19,8 @@
  * Floats and `exact` (chunks of CHUNK = 256 columns; the last may be shorter):
  *     y = 0;  for each chunk: { a = 0; for k in chunk: a = fma(w[k], x[k], a);  y = y + a }
  *   Chunks keep the rounding error near sqrt(256) + sqrt(cols / 256) units instead of sqrt(cols).
- *   A packed float tile is [cols][16] elements as stored. Quantised weights in `exact` stay where they are and are decoded
- *   a chunk of a tile at a time into that order. */
+ *   A packed float tile is [cols][16] elements as stored. Quantised weights in `exact` are decoded into that order a chunk of a
+ *   tile at a time: (float)(u - zero) * d, then + m. */
 #pragma once
 
 #include <stddef.h>
@@ -96,9 +96,10 @@ static inline const struct q8_block *q8_row_blocks(const void *input, uint32_t r
     return (const struct q8_block *)(const void *)(q8_row_q(input, row, cols) + cols);
 }
 
-/* Decodes columns [col, col + count) of a tile's 16 outputs into out[k][16]; outputs past the last are 0. */
-void exact_decode_chunk(const struct linear *linear, uint32_t tile, uint32_t col, uint32_t count,
-                        float *out);
+/* Decodes columns [col, col + count) of a tile's 16 outputs into out[k][16] from stored rows (linear.in_rows); outputs past
+ * the last are 0. */
+void decode_rows_chunk(const struct linear *linear, uint32_t tile, uint32_t col, uint32_t count,
+                       float *out);
 
 /* Per instruction set: the run function, or NULL where a lower one serves. */
 linear_run_fn *linear_generic_quant(enum dtype dtype);

@@ -67,7 +67,7 @@ static void bench_init(struct bench *b, enum cpu_isa isa, uint32_t rows)
     b->pool = aligned_alloc(64, (b->blocks * b->block_bytes + 63) / 64 * 64);
     memset(b->pool, 0xff, b->blocks * b->block_bytes); /* NaN in both formats */
     b->table = malloc(b->blocks * sizeof *b->table);
-    b->scratch = aligned_alloc(64, sizeof(float) * KV_TILE * (b->padded + b->padded));
+    b->scratch = aligned_alloc(64, sizeof(float) * KV_SPAN * (b->padded + b->padded));
     for (uint32_t i = 0; i < b->blocks; i++)
         b->table[i] = i;
     for (uint32_t i = b->blocks; i > 1; i--) {
@@ -85,7 +85,8 @@ static void bench_fini(struct bench *b)
 
 static struct attend_state new_state(const struct bench *b, uint32_t queries)
 {
-    return (struct attend_state){malloc(queries * sizeof(float)), malloc(queries * sizeof(float)),
+    return (struct attend_state){malloc(queries * sizeof(float)),
+                                 malloc(queries * KV_TILE * sizeof(float)),
                                  aligned_alloc(64, (size_t)queries * b->padded * sizeof(float))};
 }
 
@@ -118,7 +119,8 @@ static void attend(const struct bench *b, uint32_t all, uint32_t first, uint32_t
     uint32_t begin = b->window && pos + 1 > b->window ? (pos + 1 - b->window) / KV_SPLIT : 0;
 
     for (uint32_t i = 0; i < queries; i++)
-        total.max[i] = -INFINITY, total.sum[i] = 0;
+        total.max[i] = -INFINITY;
+    memset(total.sum, 0, (size_t)queries * KV_TILE * sizeof(float));
     memset(total.acc, 0, (size_t)queries * b->padded * sizeof(float));
     for (uint32_t s = begin; s * KV_SPLIT < end; s++) {
         uint32_t to = (s + 1) * KV_SPLIT < end ? (s + 1) * KV_SPLIT : end;
@@ -126,8 +128,7 @@ static void attend(const struct bench *b, uint32_t all, uint32_t first, uint32_t
         b->kernels->attend_join(&total, &part, queries, b->padded);
     }
     for (uint32_t i = 0; i < queries; i++)
-        for (uint32_t d = 0; d < b->dim; d++)
-            out[i * b->dim + d] = total.acc[i * b->padded + d] / total.sum[i];
+        b->kernels->attend_finish(&total, i, b->dim, b->padded, out + i * b->dim);
     free_state(&total);
     free_state(&part);
 }

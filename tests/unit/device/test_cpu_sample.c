@@ -13,7 +13,8 @@ enum { VOCAB = 400, TOKENS = 390 }; /* ten rows of padding */
 
 struct bench {
     float logits[VOCAB];
-    float work[VOCAB], weights[VOCAB];
+    float work[VOCAB], z[VOCAB], p[VOCAB];
+    uint32_t ids[VOCAB];
     uint64_t heap[VOCAB];
     int32_t banned[8];
     struct step_bias biases[8];
@@ -36,7 +37,7 @@ static void bench_init(struct bench *b)
 
 static struct step_output sample(struct bench *b, uint32_t position, int32_t target)
 {
-    struct sample_scratch scratch = {b->work, b->weights, b->heap};
+    struct sample_scratch scratch = {b->work, b->z, b->p, b->ids, b->heap};
     struct step_output out;
     struct sample_row row = {.kernels = cpu_kernels(cpu_isa_best()),
                              .logits = b->logits,
@@ -148,7 +149,7 @@ static void random_parameters(struct bench *b)
 
     o->temperature = 0.3f + (float)test_rand_unit() * 1.5f;
     o->top_p = test_rand_below(2) ? 1 : 0.05f + (float)test_rand_unit() * 0.9f;
-    o->top_k = test_rand_below(2) ? 0 : (int32_t)test_rand_below(60);
+    o->top_k = test_rand_below(2) ? 0 : (int32_t)test_rand_below(test_rand_below(2) ? 60 : 400);
     o->min_p = test_rand_below(2) ? 0 : (float)test_rand_unit() * 0.3f;
     o->seed = test_rand();
     if (test_rand_below(2)) {

@@ -59,6 +59,17 @@ void rig_stop(struct rig *rig)
     device_close(rig->device);
 }
 
+/* Half of the prompts begin as others do, so that blocks are shared wherever that is possible. */
+static void random_prompt(int32_t *ids, uint32_t count)
+{
+    uint32_t alike = test_rand_below(2) ? test_rand_below(count + 1) : 0;
+    uint64_t text = test_rand_below(3);
+
+    for (uint32_t i = 0; i < count; i++)
+        ids[i] =
+            (int32_t)(i < alike ? hash_mix64(text * 1000 + i + 1) % VOCAB : test_rand_below(VOCAB));
+}
+
 struct request *client_request(uint32_t prompts, uint32_t prompt_tokens, uint32_t best_of,
                                uint32_t max_tokens, uint32_t ring_capacity)
 {
@@ -67,8 +78,7 @@ struct request *client_request(uint32_t prompts, uint32_t prompt_tokens, uint32_
 
     for (uint32_t p = 0; p < prompts; p++) {
         int32_t *ids = arena_alloc(&r->arena, prompt_tokens * sizeof *ids);
-        for (uint32_t i = 0; i < prompt_tokens; i++)
-            ids[i] = (int32_t)test_rand_below(VOCAB);
+        random_prompt(ids, prompt_tokens);
         list[p] = (struct request_prompt){ids, prompt_tokens};
     }
     r->prompt_count = prompts;

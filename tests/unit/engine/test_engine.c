@@ -497,6 +497,165 @@ TEST(an_idle_engine_uses_no_cpu)
     rig_stop(&rig);
 }
 
+/* --- shared prefixes ---------------------------------------------------------------------------------------------- */
+
+static struct request *request_of(const int32_t *ids, uint32_t count, uint32_t best_of,
+                                  uint32_t max_tokens)
+{
+    struct request *r = client_request(1, count, best_of, max_tokens, 256);
+
+    memcpy((int32_t *)(uintptr_t)r->prompts[0].ids, ids, count * sizeof *ids);
+    return r;
+}
+
+static void run_alone(struct rig *rig, struct client *c, struct request *r)
+{
+    client_init(c, r);
+    EXPECT_OK(submit(rig, r));
+    client_finish(c);
+}
+
+TEST(a_prompt_that_was_there_before_is_not_computed_again)
+{
+    struct rig rig;
+    struct client c;
+    struct engine_stats s;
+    int32_t ids[CONTEXT];
+
+    rig_init(&rig);
+    rig_start(&rig);
+    for (uint32_t i = 0; i < CONTEXT; i++)
+        ids[i] = (int32_t)test_rand_below(VOCAB);
+    run_alone(&rig, &c, request_of(ids, 100, 1, 60));
+    EXPECT_EQ(c.request->times.cached_tokens, 0);
+    memcpy(ids + 100, c.choices[0].tokens, 60 * sizeof *ids);
+    client_fini(&c);
+    run_alone(&rig, &c, request_of(ids, 100, 1, 5));
+    EXPECT_EQ(c.request->times.cached_tokens, 96); /* whole blocks of 16 */
+    client_fini(&c);
+    run_alone(&rig, &c, request_of(ids, 96, 1, 5));
+    EXPECT_EQ(c.request->times.cached_tokens, 80); /* one token is left to compute */
+    client_fini(&c);
+    /* the next turn of a conversation: the answer is there too, but for its last token */
+    run_alone(&rig, &c, request_of(ids, 170, 1, 5));
+    EXPECT_EQ(c.request->times.cached_tokens, 144);
+    client_fini(&c);
+    /* another tenant learns nothing */
+    struct request *other = request_of(ids, 100, 1, 5);
+    other->tenant = 7;
+    run_alone(&rig, &c, other);
+    EXPECT_EQ(c.request->times.cached_tokens, 0);
+    client_fini(&c);
+    engine_stats(rig.engine, &s);
+    EXPECT_EQ(s.cached_tokens, 96 + 80 + 144);
+    rig_stop(&rig);
+}
+
+TEST(tokens_behind_stop_text_are_not_found_later)
+{
+    struct rig rig;
+    struct client c;
+    struct engine_stats s;
+    int32_t ids[CONTEXT];
+
+    rig_init(&rig);
+    rig.fake.step_us = 200;
+    rig_start(&rig);
+    for (uint32_t i = 0; i < CONTEXT; i++)
+        ids[i] = (int32_t)test_rand_below(VOCAB);
+    client_init(&c, request_of(ids, 32, 1, 150));
+    EXPECT_OK(submit(&rig, c.request));
+    while (c.choices[0].count < 100)
+        client_read(&c, 100);
+    engine_end_choice(rig.engine, c.request, 0, 20);
+    client_finish(&c);
+    EXPECT_EQ(c.request->times.completion_tokens, 20);
+    memcpy(ids + 32, c.choices[0].tokens, 100 * sizeof *ids);
+    client_fini(&c);
+    RIG_WAIT(&rig, s, s.kv_blocks_used == 0); /* the step that was one too many is done */
+    run_alone(&rig, &c, request_of(ids, 132, 1, 1));
+    EXPECT_EQ(c.request->times.cached_tokens, 48); /* 32 + 20, whole blocks */
+    client_fini(&c);
+    rig_stop(&rig);
+}
+
+TEST(candidates_and_twins_compute_their_prompt_once)
+{
+    struct rig rig;
+    struct client c, twin;
+    int32_t ids[CONTEXT];
+
+    rig_init(&rig);
+    rig_start(&rig);
+    for (uint32_t i = 0; i < CONTEXT; i++)
+        ids[i] = (int32_t)test_rand_below(VOCAB);
+    client_init(&c, request_of(ids, 200, 4, 10));
+    client_init(&twin, request_of(ids, 200, 1, 10));
+    EXPECT_OK(submit(&rig, c.request)); /* the twin comes while its prompt is under way */
+    EXPECT_OK(submit(&rig, twin.request));
+    client_finish(&c);
+    client_finish(&twin);
+    EXPECT_EQ(twin.request->times.cached_tokens, 192);
+    EXPECT_EQ(c.request->times.cached_tokens, 0); /* a prompt counts once whatever n is */
+    EXPECT_EQ(fake_device_counts(rig.device).rows, 200 + 4 * 8 + 5 * 9);
+    client_fini(&c);
+    client_fini(&twin);
+    rig_stop(&rig);
+}
+
+TEST(sharing_can_be_turned_off)
+{
+    struct rig rig;
+    struct client c;
+    int32_t ids[CONTEXT] = {0};
+
+    rig_init(&rig);
+    rig.options.no_prefix_sharing = true;
+    rig_start(&rig);
+    for (int i = 0; i < 2; i++) {
+        run_alone(&rig, &c, request_of(ids, 100, 2, 5));
+        EXPECT_EQ(c.request->times.cached_tokens, 0);
+        client_fini(&c);
+    }
+    rig_stop(&rig);
+}
+
+/* --- preemption --------------------------------------------------------------------------------------------------- */
+
+/* Answers that need three times the pool, together: some give up their blocks on the way, and all get exactly their tokens. */
+TEST(sequences_that_outgrow_the_pool_take_turns)
+{
+    for (int sharing = 0; sharing < 2; sharing++) {
+        struct rig rig;
+        struct client c[8];
+        struct engine_stats s;
+        uint32_t preemptions = 0;
+
+        rig_init(&rig);
+        rig.limits.kv_blocks[0] = rig.limits.kv_blocks[1] = 36;
+        rig.options.no_prefix_sharing = !sharing;
+        rig_start(&rig);
+        for (int i = 0; i < 8; i++) {
+            client_init(&c[i], client_request(1, 30, 1, 200, 256));
+            c[i].request->sampling.presence_penalty = i % 2 ? 0.5f : 0;
+            EXPECT_OK(submit(&rig, c[i].request));
+        }
+        for (int i = 0; i < 8; i++) {
+            client_finish(&c[i]);
+            EXPECT_EQ(c[i].choices[0].count, 200);
+            EXPECT_EQ(c[i].request->times.completion_tokens, 200);
+            preemptions += c[i].request->times.preemptions;
+            client_fini(&c[i]);
+        }
+        engine_stats(rig.engine, &s);
+        EXPECT_TRUE(s.preemptions > 0);
+        EXPECT_EQ(s.preemptions, preemptions);
+        EXPECT_EQ(s.generation_tokens, 8 * 200);
+        EXPECT_TRUE(s.recomputed_tokens < 8 * 200); /* no thrash: less than half of the work */
+        rig_stop(&rig);
+    }
+}
+
 /* --- a storm ---------------------------------------------------------------------------------------------------- */
 
 enum { READERS = 2 };

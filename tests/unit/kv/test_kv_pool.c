@@ -156,7 +156,7 @@ TEST(sequences_grow_within_their_promise)
     uint32_t memory[SEQS][2][TABLE], promised[SEQS] = {0}, grown[SEQS] = {0};
     const uint32_t block_tokens[2] = {16, 32}, capacity[2] = {40, 24};
 
-    EXPECT_OK(kv_space_init(&space, 2, block_tokens, capacity));
+    EXPECT_OK(kv_space_init(&space, 2, block_tokens, capacity, false));
     EXPECT_TRUE(kv_space_fits(&space, 640) && !kv_space_fits(&space, 641));
     memset(seqs, 0, sizeof seqs);
     for (int i = 0; i < SEQS; i++)

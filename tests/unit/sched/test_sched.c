@@ -1,7 +1,8 @@
 /* test_sched.c - no sequence is lost, starved, given a wrong position or another's block, whatever happens to it.
  * Method: random operations (add, end, plan a step, finish a step, give and take credit) on the real scheduler beside a plain
  * model: an array of sequences with what each must get next, an array of who owns which block. After each operation
- * sched_check() must hold; each step is checked row by row. 200,000 operations, 10 million with INFERD_TEST_LONG. */
+ * sched_check() must hold; each step is checked row by row. With shared prefixes the model keeps what each block holds: every position
+ * before a segment must read, through the tables, the very token that the sequence has there. 200,000 operations, 10 million with INFERD_TEST_LONG. */
 #include "test.h"
 
 #include <stdlib.h>
@@ -14,7 +15,9 @@ struct model {
     struct sequence seq;
     struct seq_credit credit;
     int32_t prompt[CONTEXT], sampled[CONTEXT];
+    int32_t future[CONTEXT]; /* what it will sample */
     bool used, ended, opened;
+    bool fresh;                 /* opened, and nothing of it computed since */
     uint32_t computed, planned; /* positions, samples */
     uint32_t skipped;           /* steps in a row in which it could have decoded and did not */
     uint64_t last_seq_no;
@@ -28,14 +31,18 @@ struct world {
     struct sched_options options;
     struct sched *sched;
     struct model models[SEQS];
-    struct model *slots[SLOTS];           /* who has it, as the steps told */
-    struct model *owners[GROUPS][BLOCKS]; /* whose table names it */
+    struct model *slots[SLOTS]; /* who has it, as the steps told */
+    bool shares;
+    struct cell {
+        int32_t token;
+        uint32_t position; /* + 1; 0: nothing written */
+    } cells[GROUPS][BLOCKS][32];
     void *memory;
     struct step *step;
     struct sched_step flights[FLIGHTS];
     struct sched_entry entries[FLIGHTS][SLOTS];
     uint64_t planned_no, done_no;
-    uint64_t steps, rows, finished, blocked;
+    uint64_t steps, rows, finished, blocked, cached, preempted;
 };
 
 static struct model *model_of(struct sequence *seq)
@@ -43,23 +50,25 @@ static struct model *model_of(struct sequence *seq)
     return (struct model *)seq;
 }
 
-static void world_init(struct world *w, uint32_t rows, uint32_t logits)
+static void world_init(struct world *w, uint32_t rows, uint32_t logits, bool shares)
 {
     struct error err;
 
     memset(w, 0, sizeof *w);
     w->plan = (struct plan){.vocab_rows = VOCAB, .vocab_tokens = VOCAB, .group_count = GROUPS};
     w->plan.groups[0].block_tokens = 16;
-    w->plan.groups[1].block_tokens = 32;
+    w->plan.groups[1].block_tokens = shares ? 16 : 32;
+    w->shares = shares;
     w->limits = (struct device_limits){.slots_max = SLOTS,
                                        .rows_max = 64,
                                        .logits_max = logits,
                                        .steps_inflight = FLIGHTS,
                                        .context_tokens = CONTEXT,
-                                       .kv_blocks = {24, 16},
+                                       .kv_blocks = {12, shares ? 12 : 8},
                                        .bias_max = 2,
                                        .banned_max = 4};
-    w->options = (struct sched_options){.max_num_seqs = SLOTS, .max_num_batched_tokens = rows};
+    w->options = (struct sched_options){
+        .max_num_seqs = SLOTS, .max_num_batched_tokens = rows, .share_prefixes = shares};
     EXPECT_OK_ERR(sched_create(&w->options, &w->plan, &w->limits, &w->sched, &err), &err);
     w->memory = aligned_alloc(64, step_bytes(&w->plan, &w->limits));
     memset(w->memory, 0, step_bytes(&w->plan, &w->limits));
@@ -85,12 +94,15 @@ static void add(struct world *w)
     memset(m, 0, sizeof *m);
     m->used = true;
     m->credit.left = test_rand_below(8) ? 1000 : test_rand_below(3);
-    for (uint32_t i = 0; i < CONTEXT; i++)
-        m->prompt[i] = (int32_t)test_rand_below(VOCAB);
+    uint32_t alike = test_rand_below(CONTEXT), text = test_rand_below(3);
+    for (uint32_t i = 0; i < CONTEXT; i++) {
+        m->prompt[i] = (int32_t)(i < alike ? (i * 7 + text) % VOCAB : test_rand_below(VOCAB));
+        m->future[i] = (int32_t)test_rand_below(VOCAB);
+    }
     m->seq = (struct sequence){
         .prompt = m->prompt,
         .prompt_count = 1 + test_rand_below(test_rand_below(3) ? 20 : 120),
-        .max_new = test_rand_below(30),
+        .max_new = test_rand_below(test_rand_below(3) ? 40 : 130),
         .sampled = m->sampled,
         .score_prompt = test_rand_below(6) == 0,
         .open = {.temperature = 1,
@@ -103,6 +115,8 @@ static void add(struct world *w)
         .priority = (int32_t)test_rand_below(3),
         .credit = &m->credit,
     };
+    if (m->seq.max_new > CONTEXT - m->seq.prompt_count)
+        m->seq.max_new = CONTEXT - m->seq.prompt_count;
     if (m->seq.max_new == 0) m->seq.score_prompt = true;
     if (m->seq.max_new == 0 && m->seq.prompt_count < 2) m->seq.prompt_count = 2;
     EXPECT_OK_ERR(sched_fits(w->sched, &m->seq, &err), &err);
@@ -148,18 +162,51 @@ static void check_changes(struct world *w)
         struct model *m = w->slots[t->slot];
 
         EXPECT_TRUE(m && t->index == m->table_count[t->group]);
-        EXPECT_TRUE(w->owners[t->group][t->block] ==
-                    NULL); /* nobody's, and no step under way uses it */
-        w->owners[t->group][t->block] = m;
         m->tables[t->group][m->table_count[t->group]++] = t->block;
     }
 }
 
-/* Who left the waiting list was the first of it; opens are of sequences that left it, now or (without credit then) before. */
+static int32_t token_of(const struct model *m, uint32_t position)
+{
+    return position < m->seq.prompt_count ? m->prompt[position]
+                                          : m->future[position - m->seq.prompt_count];
+}
+
+static bool holds(const struct model *m, uint32_t group, uint32_t block)
+{
+    for (uint32_t i = 0; m->used && i < m->table_count[group]; i++)
+        if (m->tables[group][i] == block) return true;
+    return false;
+}
+
+/* What is before it is there; what it writes is in no other's tables, of those that run or whose steps are under way. */
+static void check_blocks(struct world *w, const struct model *m, uint32_t from, uint32_t to)
+{
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        uint32_t size = w->plan.groups[g].block_tokens;
+
+        EXPECT_TRUE(m->table_count[g] * size >= to);
+        for (uint32_t p = 0; p < to; p++) {
+            struct cell *cell = &w->cells[g][m->tables[g][p / size]][p % size];
+
+            if (p < from) {
+                EXPECT_EQ(cell->position, p + 1);
+                EXPECT_EQ(cell->token, token_of(m, p));
+                continue;
+            }
+            *cell = (struct cell){token_of(m, p), p + 1};
+            for (int k = 0; (p == from || p % size == 0) && k < SEQS; k++)
+                EXPECT_TRUE(&w->models[k] == m || !holds(&w->models[k], g, m->tables[g][p / size]));
+        }
+    }
+}
+
+/* Who left the waiting list was the first of it (but for those who wait for a prefix, or were preempted and have no credit); opens are of sequences that left it, now or (without credit then) before. */
 static void check_opens(struct world *w, struct model *order[], uint32_t order_count)
 {
-    for (uint32_t i = 1; i < order_count; i++)
-        EXPECT_TRUE(order[i]->seq.state == SEQ_WAITING || order[i - 1]->seq.state != SEQ_WAITING);
+    for (uint32_t i = 1; i < order_count && !w->shares; i++)
+        EXPECT_TRUE(order[i]->seq.state == SEQ_WAITING || order[i - 1]->seq.state != SEQ_WAITING ||
+                    order[i - 1]->seq.preemptions);
     for (uint32_t i = 0; i < w->step->open_count; i++) {
         const struct step_open *open = &step_opens(w->step)[i];
         struct model *m = NULL;
@@ -167,7 +214,7 @@ static void check_opens(struct world *w, struct model *order[], uint32_t order_c
         for (int k = 0; k < SEQS; k++) {
             struct model *other = &w->models[k];
             if (other->used && !other->ended && other->seq.slot == open->slot &&
-                other->seq.state == SEQ_RUNNING)
+                (other->seq.state == SEQ_RUNNING || other->seq.state == SEQ_LEAVING))
                 m = other;
         }
         EXPECT_TRUE(m && !m->opened && w->slots[open->slot] == NULL);
@@ -175,7 +222,8 @@ static void check_opens(struct world *w, struct model *order[], uint32_t order_c
         EXPECT_EQ(open->prompt_count, open->repetition_penalty != 1 ? m->seq.prompt_count : 0);
         EXPECT_TRUE(memcmp(step_ids(w->step) + open->prompt_first, m->prompt,
                            open->prompt_count * sizeof(int32_t)) == 0);
-        m->opened = true;
+        m->opened = m->fresh = true;
+        EXPECT_EQ(open->sampled_count, open->repetition_penalty != 1 ? m->seq.sampled_known : 0);
     }
 }
 
@@ -198,10 +246,16 @@ static void check_segment(struct world *w, const struct step_segment *seg,
     uint32_t end_at = seg->context_len + seg->rows, target = m->seq.prompt_count + m->planned;
 
     EXPECT_TRUE(w->slots[seg->slot] == m && m->opened && !m->ended);
+    if (m->fresh) { /* it begins where shared blocks end */
+        m->computed = seg->context_len;
+        EXPECT_TRUE(m->computed % 16 == 0 && m->computed < target && (w->shares || !m->computed));
+        if (!m->seq.preemptions) EXPECT_EQ(m->computed, m->seq.cached);
+        w->cached += m->computed;
+        m->fresh = false;
+    }
     EXPECT_EQ(seg->context_len, m->computed);
     EXPECT_TRUE(end_at <= target);
-    for (uint32_t g = 0; g < GROUPS; g++)
-        EXPECT_TRUE(m->table_count[g] * w->plan.groups[g].block_tokens >= end_at);
+    check_blocks(w, m, seg->context_len, end_at);
     for (uint32_t r = 0; r < seg->rows; r++)
         check_row(m, seg->context_len + r, step_tokens(w->step)[seg->first_row + r]);
     EXPECT_EQ(entry->samples, m->seq.max_new > 0 && end_at == target);
@@ -227,7 +281,10 @@ static void check_fairness(struct world *w, struct model *ready[], uint32_t read
     uint32_t most = rows < w->limits.logits_max ? rows : w->limits.logits_max;
 
     for (uint32_t i = 0; i < ready_count; i++) {
-        if (ready[i]->last_seq_no == w->step->seq_no) continue;
+        if (ready[i]->last_seq_no == w->step->seq_no || ready[i]->seq.state != SEQ_RUNNING)
+            continue;
+        if (sched_counts(w->sched).leaving + sched_counts(w->sched).ending)
+            continue; /* no blocks */
         EXPECT_TRUE(w->step->row_count == rows || w->step->output_count == w->limits.logits_max);
         EXPECT_TRUE(++ready[i]->skipped <= SLOTS / most + 1);
     }
@@ -241,10 +298,12 @@ static void check_idle(struct world *w)
 
     for (int i = 0; i < SEQS; i++) {
         struct model *m = &w->models[i];
-        if (m->used && !m->ended && m->seq.state == SEQ_RUNNING)
+        if (m->used && !m->ended && m->seq.state == SEQ_RUNNING && !counts.leaving &&
+            !counts.ending)
             EXPECT_EQ(sequence_rows_left(&m->seq), 0);
     }
-    if (first && counts.running + counts.blocked + counts.ending == 0)
+    if (first && !first->seq.preemptions &&
+        counts.running + counts.blocked + counts.leaving + counts.ending == 0)
         fail_msg("a sequence waits and nothing runs");
 }
 
@@ -260,6 +319,23 @@ static uint32_t waiting_in_order(struct world *w, struct model *order[])
     for (uint32_t i = 0; i < count; i++)
         order[i]->used = true;
     return count;
+}
+
+/* Those that were preempted are as new, but for what they have sampled. */
+static void note_preempted(struct world *w)
+{
+    for (int i = 0; i < SEQS; i++) {
+        struct model *m = &w->models[i];
+
+        if (!m->used || !m->opened || m->seq.state != SEQ_WAITING) continue;
+        EXPECT_TRUE(m->seq.preemptions > 0 && m->last_seq_no <= w->done_no);
+        EXPECT_TRUE(!m->seq.score_prompt && m->seq.sampled_known == m->planned);
+        w->slots[m->seq.slot] = NULL;
+        memset(m->table_count, 0, sizeof m->table_count);
+        m->opened = false;
+        m->computed = 0;
+        w->preempted++;
+    }
 }
 
 static void plan(struct world *w)
@@ -281,6 +357,8 @@ static void plan(struct world *w)
     w->steps++;
     w->rows += w->step->row_count;
     EXPECT_TRUE(w->step->row_count <= w->options.max_num_batched_tokens);
+    /* one that was preempted while this step was planned held nothing under way, and is waiting again */
+    note_preempted(w);
     check_opens(w, order, order_count);
     check_changes(w);
     EXPECT_EQ(flight->entry_count, w->step->segment_count);
@@ -296,14 +374,12 @@ static void reap(struct world *w)
 {
     struct sequence *seq;
 
+    note_preempted(w);
     while ((seq = sched_reap(w->sched))) {
         struct model *m = model_of(seq);
 
         EXPECT_TRUE(m->used && m->ended && m->last_seq_no <= w->done_no);
         if (m->opened) w->slots[m->seq.slot] = NULL;
-        for (uint32_t g = 0; g < GROUPS; g++)
-            for (uint32_t i = 0; i < m->table_count[g]; i++)
-                w->owners[g][m->tables[g][i]] = NULL;
         m->used = false;
         w->finished++;
     }
@@ -319,8 +395,8 @@ static void finish_step(struct world *w)
 
         if (flight->entries[i].samples) m->credit.in_flight--;
         if (m->ended) continue;
-        if (flight->entries[i].samples) sequence_append(&m->seq, (int32_t)test_rand_below(VOCAB));
-        if (test_rand_below(40) == 0 || /* a stop id */
+        if (flight->entries[i].samples) sequence_append(&m->seq, m->future[m->seq.sampled_known]);
+        if (test_rand_below(100) == 0 || /* a stop id */
             (m->seq.max_new ? m->seq.sampled_known == m->seq.max_new
                             : flight->entries[i].first_position + flight->entries[i].rows + 1 ==
                                   m->seq.prompt_count))
@@ -330,11 +406,15 @@ static void finish_step(struct world *w)
     sched_step_done(w->sched, w->done_no);
 }
 
+/* Readers read, or stand still. */
 static void change_credit(struct world *w)
 {
-    struct model *m = &w->models[test_rand_below(SEQS)];
+    struct model *slow = &w->models[test_rand_below(SEQS)];
 
-    if (m->used) m->credit.left = test_rand_below(3) ? 5 + test_rand_below(30) : 0;
+    for (int i = 0; i < SEQS; i++)
+        if (w->models[i].used && test_rand_below(3) == 0)
+            w->models[i].credit.left = 5 + test_rand_below(60);
+    if (slow->used && test_rand_below(3) == 0) slow->credit.left = 0;
 }
 
 static void random_operation(struct world *w)
@@ -343,7 +423,7 @@ static void random_operation(struct world *w)
     case 0:
     case 1:
     case 2: add(w); break;
-    case 3: change_credit(w); break; /* blocked ones too: most get some */
+    case 3: change_credit(w); break;
     case 4:
         if (test_rand_below(4) == 0) end(w, &w->models[test_rand_below(SEQS)]);
         break;
@@ -374,36 +454,43 @@ static void run_dry(struct world *w)
         reap(w);
         counts = sched_counts(w->sched);
         EXPECT_TRUE(++turns < SEQS * (CONTEXT + 40));
-    } while (counts.waiting + counts.running + counts.blocked + counts.ending);
+    } while (counts.waiting + counts.running + counts.blocked + counts.leaving + counts.ending);
     EXPECT_EQ(counts.kv_blocks_used, 0);
 }
 
-static void run(uint32_t rows, uint32_t logits, long operations)
+static void run(uint32_t rows, uint32_t logits, bool shares, long operations)
 {
     struct world *w = calloc(1, sizeof *w);
 
-    world_init(w, rows, logits);
+    world_init(w, rows, logits, shares);
     for (long i = 0; i < operations; i++)
         random_operation(w);
     run_dry(w);
-    EXPECT_TRUE(w->finished > (uint64_t)operations / 200 && w->blocked > 0);
+    EXPECT_TRUE(shares == (w->cached > 0));
+    EXPECT_TRUE(w->preempted > 0);
+    EXPECT_TRUE(w->finished > (uint64_t)operations / 1000 && w->blocked > 0);
     world_fini(w);
     free(w);
 }
 
 TEST(random_operations_agree_with_the_model)
 {
-    run(64, 64, test_long() ? 4000000 : 100000);
+    run(64, 64, false, test_long() ? 3000000 : 60000);
 }
 
 TEST(random_operations_with_few_rows)
 {
-    run(4, 64, test_long() ? 3000000 : 50000);
+    run(4, 64, false, test_long() ? 2000000 : 40000);
 }
 
 TEST(random_operations_with_few_logits)
 {
-    run(40, 2, test_long() ? 3000000 : 50000);
+    run(40, 2, false, test_long() ? 2000000 : 40000);
+}
+
+TEST(random_operations_with_shared_prefixes)
+{
+    run(64, 64, true, test_long() ? 3000000 : 60000);
 }
 
 TEST(what_can_never_fit_is_refused)
@@ -412,7 +499,7 @@ TEST(what_can_never_fit_is_refused)
     struct model *m = &w->models[0];
     struct error err;
 
-    world_init(w, 64, 64);
+    world_init(w, 64, 64, false);
     m->seq = (struct sequence){.prompt = m->prompt, .prompt_count = 100, .max_new = 61};
     EXPECT_EQ(sched_fits(w->sched, &m->seq, &err), STATUS_INVALID); /* context 160 */
     m->seq.max_new = 60;
@@ -432,7 +519,7 @@ TEST(options_out_of_bounds_are_refused)
     struct sched *other;
     struct error err;
 
-    world_init(w, 64, 64);
+    world_init(w, 64, 64, false);
     struct sched_options bad = w->options;
     bad.max_num_seqs = SLOTS + 1;
     EXPECT_EQ(sched_create(&bad, &w->plan, &w->limits, &other, &err), STATUS_INVALID);

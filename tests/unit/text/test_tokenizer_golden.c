@@ -1,8 +1,8 @@
 /* test_tokenizer_golden.c - ids, decoded text and streamed pieces equal Hugging Face tokenizers'.
  *
- * Method: every line of tests/golden/tokenizer_vectors (made by make_tokenizer_vectors.py with tokenizers
- * 0.23.3) through tokenizer_encode, tokenizer_decode and struct detok. Long id lists are compared by length,
- * ends and SHA-256, as they stand there. */
+ * Method: every line of tests/golden/tokenizer_vectors (made by make_tokenizer_vectors.py with
+ * tokenizers 0.23.3) through tokenizer_encode, tokenizer_decode and struct detok. Long id lists are
+ * compared by length, ends and SHA-256, as they stand there. */
 #include "test.h"
 
 #include <jansson.h>
@@ -206,10 +206,8 @@ static void each_line(const struct tokenizer *tok, const char *name, const char 
     free(line);
 }
 
-static void check_all(const char *name)
+static void check_vectors(struct tokenizer *tok, const char *name)
 {
-    struct tokenizer *tok = fixture_tokenizer(name);
-
     if (!tok) {
         fprintf(stderr, "skipped: the tokenizer %s is not there\n", name);
         skip();
@@ -217,6 +215,11 @@ static void check_all(const char *name)
     each_line(tok, name, ".jsonl", check_row);
     each_line(tok, name, ".stream.jsonl", check_stream_row);
     tokenizer_close(tok);
+}
+
+static void check_all(const char *name)
+{
+    check_vectors(fixture_tokenizer(name), name);
 }
 
 TEST(llama3_1_equals_the_vectors)
@@ -242,4 +245,16 @@ TEST(mistral_v1_equals_the_vectors)
 TEST(smollm2_from_its_gguf_equals_the_vectors)
 {
     check_all("smollm2");
+}
+
+TEST(the_same_tokenizers_from_gguf_metadata_equal_the_vectors)
+{
+    check_vectors(fixture_tokenizer_as_gguf("llama3_1", "llama-bpe", 128000), "llama3_1");
+    check_vectors(fixture_tokenizer_as_gguf("qwen3", "qwen2", -1), "qwen3");
+    check_vectors(fixture_tokenizer_as_gguf("deepseek_v3", "deepseek-v3", 0), "deepseek_v3");
+}
+
+TEST(sentencepiece_merges_from_scores_equal_the_vectors)
+{
+    check_vectors(fixture_tokenizer_as_gguf("mistral_v1", NULL, 1), "mistral_v1");
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "formats/weights.h"
+#include "gguf_writer.h"
 #include "test.h"
 
 static void run(const char *command)
@@ -47,7 +48,7 @@ static struct tokenizer *open_smollm2(void)
 
 struct tokenizer *fixture_tokenizer(const char *name)
 {
-    char folder[] = "/tmp/inferd-tokenizer-XXXXXX", relative[256], command[9000];
+    char folder[] = INFERD_BINARY_DIR "/tokenizer-XXXXXX", relative[256], command[16000];
     struct error err;
     enum status st;
 
@@ -55,20 +56,54 @@ struct tokenizer *fixture_tokenizer(const char *name)
     snprintf(relative, sizeof relative, "tokenizers/%s/tokenizer.json.xz", name);
     const char *packed = test_golden(relative);
     if (!packed || !mkdtemp(folder)) return NULL;
-    snprintf(command, sizeof command,
-             "xz -dc '%s' > %s/tokenizer.json && cp \"$(dirname '%s')/tokenizer_config.json\" %s/",
-             packed, folder, packed, folder);
+    snprintf(
+        command, sizeof command,
+        "xz -dc '%s' > '%s/tokenizer.json' && cp \"$(dirname '%s')/tokenizer_config.json\" '%s/'",
+        packed, folder, packed, folder);
     run(command);
     struct tokenizer *tok = open_path(folder, &st, &err);
-    snprintf(command, sizeof command, "rm -r %s", folder);
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
     run(command);
+    if (!tok) fail_msg("%s: %s", name, err.message);
+    return tok;
+}
+
+struct tokenizer *fixture_gguf(const json_t *root, const char *pre, int bos, enum status *status,
+                               struct error *err)
+{
+    char folder[] = INFERD_BINARY_DIR "/tokenizer-XXXXXX", path[4096], command[8400];
+
+    if (!mkdtemp(folder)) fail_msg("no temporary folder");
+    snprintf(path, sizeof path, "%s/model.gguf", folder);
+    gguf_write_tokenizer(path, root, pre, bos);
+    struct tokenizer *tok = open_path(path, status, err);
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
+    run(command);
+    return tok;
+}
+
+struct tokenizer *fixture_tokenizer_as_gguf(const char *name, const char *pre, int bos)
+{
+    char relative[256], command[8400];
+    struct error err;
+    enum status st;
+
+    snprintf(relative, sizeof relative, "tokenizers/%s/tokenizer.json.xz", name);
+    const char *packed = test_golden(relative);
+    if (!packed) return NULL;
+    snprintf(command, sizeof command, "xz -dc '%s'", packed);
+    FILE *pipe = popen(command, "r");
+    json_t *root = json_loadf(pipe, 0, NULL);
+    if (pclose(pipe) || !root) fail_msg("%s cannot be read", packed);
+    struct tokenizer *tok = fixture_gguf(root, pre, bos, &st, &err);
+    json_decref(root);
     if (!tok) fail_msg("%s: %s", name, err.message);
     return tok;
 }
 
 static void write_file(const char *folder, const char *name, const char *text)
 {
-    char path[256];
+    char path[4096];
 
     if (!text) return;
     snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -81,21 +116,21 @@ struct tokenizer *fixture_from_text(const char *tokenizer_json, const char *toke
                                     const char *generation_config, enum status *status,
                                     struct error *err)
 {
-    char folder[] = "/tmp/inferd-tokenizer-XXXXXX", command[128];
+    char folder[] = INFERD_BINARY_DIR "/tokenizer-XXXXXX", command[8400];
 
     if (!mkdtemp(folder)) fail_msg("no temporary folder");
     write_file(folder, "tokenizer.json", tokenizer_json);
     write_file(folder, "tokenizer_config.json", tokenizer_config);
     write_file(folder, "generation_config.json", generation_config);
     struct tokenizer *tok = open_path(folder, status, err);
-    snprintf(command, sizeof command, "rm -r %s", folder);
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
     run(command);
     return tok;
 }
 
 FILE *fixture_lines(const char *relative, int *pipe)
 {
-    char name[512], command[4200];
+    char name[512], command[8400];
     const char *path = test_golden(relative);
 
     *pipe = 0;

@@ -1,0 +1,301 @@
+#include "kv/kv_prefix.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "kv/kv_seq.h"
+
+enum { NONE = KV_PREFIX_NONE };
+
+struct kv_entry {
+    uint64_t serial;       /* 0: no entry here */
+    uint64_t chain_serial; /* of the entry before it, or the salt */
+    uint64_t seq_no;       /* step that completes it; 0: not planned yet */
+    void *owner;           /* who computes it, until it ends */
+    uint32_t bucket_next;
+    uint32_t idle_prev, idle_next;      /* NONE at the ends */
+    uint32_t others[KV_GROUPS_MAX - 1]; /* blocks in groups 1.. */
+    bool chain_start, idle;
+};
+static_assert(sizeof(struct kv_entry) <= 64, "one cache line");
+
+struct kv_prefix {
+    struct kv_space *space;
+    uint32_t span, capacity;
+    uint64_t secret, serials;
+    uint32_t *buckets; /* [bucket_mask + 1] */
+    uint32_t bucket_mask;
+    struct kv_entry *entries;       /* [capacity], by block of group 0 */
+    int32_t *tokens;                /* [capacity][span] */
+    uint32_t idle_first, idle_last; /* least recently used first */
+    uint32_t entry_count, idle_count;
+    uint64_t evicted;
+};
+
+struct kv_chain kv_chain_start(uint64_t salt)
+{
+    return (struct kv_chain){salt, true};
+}
+
+struct kv_chain kv_chain_after(uint64_t serial)
+{
+    return (struct kv_chain){serial, false};
+}
+
+static uint32_t bucket_of(const struct kv_prefix *p, struct kv_chain chain, const int32_t *tokens)
+{
+    uint64_t h = hash_bytes(tokens, p->span * sizeof *tokens, p->secret);
+
+    return (uint32_t)hash_mix64(h ^ hash_mix64(chain.serial + chain.start)) & p->bucket_mask;
+}
+
+static bool is_key(const struct kv_prefix *p, uint32_t e, struct kv_chain chain,
+                   const int32_t *tokens)
+{
+    const struct kv_entry *entry = &p->entries[e];
+
+    return entry->chain_serial == chain.serial && entry->chain_start == chain.start &&
+           memcmp(p->tokens + (size_t)e * p->span, tokens, p->span * sizeof *tokens) == 0;
+}
+
+uint32_t kv_prefix_find(const struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens)
+{
+    uint32_t e = p->buckets[bucket_of(p, *chain, tokens)];
+
+    while (e != NONE && !is_key(p, e, *chain, tokens))
+        e = p->entries[e].bucket_next;
+    if (e != NONE) *chain = (struct kv_chain){p->entries[e].serial, false};
+    return e;
+}
+
+bool kv_prefix_ready(const struct kv_prefix *p, uint32_t e, uint64_t done_seq_no)
+{
+    const struct kv_entry *entry = &p->entries[e];
+
+    return entry->serial && (!entry->owner || (entry->seq_no && entry->seq_no <= done_seq_no));
+}
+
+void *kv_prefix_owner(const struct kv_prefix *p, uint32_t e)
+{
+    return p->entries[e].owner;
+}
+
+uint64_t kv_prefix_serial(const struct kv_prefix *p, uint32_t e)
+{
+    return p->entries[e].serial;
+}
+
+uint32_t kv_prefix_span(const struct kv_prefix *p)
+{
+    return p->span;
+}
+
+/* --- idle entries, and how the pools get their blocks back ------------------------------------------------------ */
+
+static uint32_t block_in(const struct kv_prefix *p, uint32_t e, uint32_t group)
+{
+    return group == 0 ? e : p->entries[e].others[group - 1];
+}
+
+static void set_idle(struct kv_prefix *p, uint32_t e)
+{
+    struct kv_entry *entry = &p->entries[e];
+
+    entry->idle = true;
+    entry->idle_prev = p->idle_last;
+    entry->idle_next = NONE;
+    *(p->idle_last == NONE ? &p->idle_first : &p->entries[p->idle_last].idle_next) = e;
+    p->idle_last = e;
+    p->idle_count++;
+    for (uint32_t g = 0; g < p->space->group_count; g++)
+        kv_pool_add_reclaimable(p->space->pools[g], 1);
+}
+
+static void clear_idle(struct kv_prefix *p, uint32_t e)
+{
+    struct kv_entry *entry = &p->entries[e];
+
+    if (!entry->idle) return;
+    entry->idle = false;
+    *(entry->idle_prev == NONE ? &p->idle_first : &p->entries[entry->idle_prev].idle_next) =
+        entry->idle_next;
+    *(entry->idle_next == NONE ? &p->idle_last : &p->entries[entry->idle_next].idle_prev) =
+        entry->idle_prev;
+    p->idle_count--;
+    for (uint32_t g = 0; g < p->space->group_count; g++)
+        kv_pool_add_reclaimable(p->space->pools[g], -1);
+}
+
+/* The entry is none any more; its blocks lose the index's reference. */
+static void forget(struct kv_prefix *p, uint32_t e)
+{
+    struct kv_entry *entry = &p->entries[e];
+    struct kv_chain chain = {entry->chain_serial, entry->chain_start};
+    uint32_t *at = &p->buckets[bucket_of(p, chain, p->tokens + (size_t)e * p->span)];
+
+    while (*at != e)
+        at = &p->entries[*at].bucket_next;
+    *at = entry->bucket_next;
+    clear_idle(p, e);
+    entry->serial = 0;
+    p->entry_count--;
+    for (uint32_t g = 0; g < p->space->group_count; g++)
+        kv_pool_unref(p->space->pools[g], block_in(p, e, g));
+}
+
+static void evict_oldest(void *ctx)
+{
+    struct kv_prefix *p = ctx;
+
+    assert(p->idle_first != NONE);
+    p->evicted++;
+    forget(p, p->idle_first);
+}
+
+void kv_prefix_dropped(struct kv_prefix *p, uint32_t block)
+{
+    if (p->entries[block].serial && !p->entries[block].idle &&
+        kv_pool_refs(p->space->pools[0], block) == 1)
+        set_idle(p, block);
+}
+
+void kv_prefix_adopt(struct kv_prefix *p, uint32_t e, struct kv_seq *seq)
+{
+    clear_idle(p, e);
+    for (uint32_t g = 0; g < p->space->group_count; g++) {
+        struct kv_table *table = &seq->tables[g];
+
+        assert(table->count < table->capacity);
+        kv_pool_ref(p->space->pools[g], block_in(p, e, g));
+        table->blocks[table->count++] = block_in(p, e, g);
+    }
+}
+
+/* --- making and unmaking entries -------------------------------------------------------------------------------- */
+
+bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens,
+                   const struct kv_seq *seq, uint32_t index, void *owner)
+{
+    struct kv_chain there = *chain;
+    uint32_t e = seq->tables[0].blocks[index], found = kv_prefix_find(p, &there, tokens);
+
+    if (found != NONE) { /* ours already, or another's: then ours stays private */
+        if (found == e) *chain = there;
+        return found == e;
+    }
+    struct kv_entry *entry = &p->entries[e];
+    uint32_t bucket = bucket_of(p, *chain, tokens);
+    assert(entry->serial == 0);
+    *entry = (struct kv_entry){.serial = ++p->serials,
+                               .chain_serial = chain->serial,
+                               .chain_start = chain->start,
+                               .owner = owner,
+                               .bucket_next = p->buckets[bucket]};
+    p->buckets[bucket] = e;
+    memcpy(p->tokens + (size_t)e * p->span, tokens, p->span * sizeof *tokens);
+    p->entry_count++;
+    for (uint32_t g = 0; g < p->space->group_count; g++) {
+        uint32_t block = seq->tables[g].blocks[index];
+
+        if (g > 0) entry->others[g - 1] = block;
+        kv_pool_ref(p->space->pools[g], block);
+    }
+    *chain = (struct kv_chain){entry->serial, false};
+    return true;
+}
+
+void kv_prefix_computed(struct kv_prefix *p, uint32_t e, void *owner, uint64_t seq_no)
+{
+    if (p->entries[e].serial && p->entries[e].owner == owner) p->entries[e].seq_no = seq_no;
+}
+
+void kv_prefix_retract(struct kv_prefix *p, const struct kv_seq *seq, uint32_t count, void *owner,
+                       uint64_t done_seq_no)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t e = seq->tables[0].blocks[i];
+        struct kv_entry *entry = &p->entries[e];
+
+        if (!entry->serial || entry->owner != owner) continue;
+        if (kv_prefix_ready(p, e, done_seq_no))
+            entry->owner = NULL;
+        else
+            forget(p, e);
+    }
+}
+
+/* --- life ------------------------------------------------------------------------------------------------------- */
+
+static uint32_t common_span(const struct kv_space *space)
+{
+    for (uint32_t g = 1; g < space->group_count; g++)
+        if (space->block_tokens[g] != space->block_tokens[0]) return 0;
+    return space->block_tokens[0];
+}
+
+enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
+{
+    struct kv_prefix *p = calloc(1, sizeof *p);
+    uint32_t buckets = 1;
+
+    if (!p) return STATUS_NOMEM;
+    p->space = space;
+    p->span = common_span(space);
+    p->capacity = kv_pool_capacity(space->pools[0]);
+    p->secret = hash_secret();
+    p->idle_first = p->idle_last = NONE;
+    while (buckets < p->capacity)
+        buckets *= 2;
+    p->bucket_mask = buckets - 1;
+    p->buckets = malloc(buckets * sizeof *p->buckets);
+    p->entries = calloc(p->capacity, sizeof *p->entries);
+    p->tokens = calloc((size_t)p->capacity * (p->span ? p->span : 1), sizeof *p->tokens);
+    if (!p->buckets || !p->entries || !p->tokens) {
+        kv_prefix_destroy(p);
+        return STATUS_NOMEM;
+    }
+    memset(p->buckets, 0xff, buckets * sizeof *p->buckets);
+    for (uint32_t g = 0; g < space->group_count; g++)
+        kv_pool_set_reclaim(space->pools[g], evict_oldest, p);
+    *out = p;
+    return STATUS_OK;
+}
+
+void kv_prefix_destroy(struct kv_prefix *p)
+{
+    if (!p) return;
+    while (p->entries && p->idle_first != NONE)
+        forget(p, p->idle_first);
+    assert(p->entry_count == 0);
+    free(p->buckets);
+    free(p->entries);
+    free(p->tokens);
+    free(p);
+}
+
+struct kv_prefix_counts kv_prefix_counts(const struct kv_prefix *p)
+{
+    return (struct kv_prefix_counts){p->entry_count, p->idle_count, p->evicted};
+}
+
+void kv_prefix_check(const struct kv_prefix *p)
+{
+    uint32_t entries = 0, idle = 0, listed = 0;
+
+    for (uint32_t e = 0; e < p->capacity; e++) {
+        if (!p->entries[e].serial) continue;
+        entries++;
+        idle += p->entries[e].idle;
+        for (uint32_t g = 0; g < p->space->group_count; g++) {
+            uint32_t refs = kv_pool_refs(p->space->pools[g], block_in(p, e, g));
+
+            assert(refs >= 1 && (refs == 1) == p->entries[e].idle);
+        }
+    }
+    for (uint32_t e = p->idle_first; e != NONE; e = p->entries[e].idle_next) {
+        assert(p->entries[e].serial && p->entries[e].idle && ++listed <= p->capacity);
+    }
+    assert(entries == p->entry_count && idle == p->idle_count && listed == idle);
+}
