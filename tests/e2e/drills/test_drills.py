@@ -157,7 +157,6 @@ def run(*arguments, seconds=20):
     return done.returncode, done.stdout + done.stderr, time.monotonic() - start
 
 
-@pytest.mark.sanitizer
 def test_a_taken_port_is_a_clear_error_before_anything_is_loaded():
     with Daemon("--device", "null:0") as d:
         status, text, seconds = run("serve", MODEL, "--port", d.port, "--device", "null:0")
@@ -168,7 +167,6 @@ def test_a_taken_port_is_a_clear_error_before_anything_is_loaded():
         assert d.get("/health").status == 200
 
 
-@pytest.mark.sanitizer
 def test_wrong_starts_end_with_a_reason(tmp_path):
     def check(words, *arguments):
         status, text, seconds = run(*arguments)
@@ -186,8 +184,7 @@ def test_wrong_starts_end_with_a_reason(tmp_path):
     assert run("inspect", MODEL)[0] == 0
 
 
-@pytest.mark.sanitizer
-@pytest.mark.parametrize("how", ["inspect", "serve"])
+@pytest.mark.parametrize("how", [pytest.param("inspect", marks=pytest.mark.sanitizer), "serve"])
 def test_malformed_model_files_are_refused_by_name(how, tmp_path):
     command = [str(bin_path()), "inspect"] if how == "inspect" else [sys.executable, str(ROOT / "tests/e2e/drills/serve_once.py"),
                                                                      str(bin_path())]
