@@ -39,6 +39,7 @@ struct conn {
     int64_t since_ns; /* of the phase */
     bool fresh;       /* no request has ended on it yet */
     bool hung_up;     /* the client has closed its side */
+    int64_t hung_up_ns;
     int unsent; /* bytes of a sent answer that the kernel holds, and since when it is that number */
     int64_t unsent_ns;
     struct call *call; /* NULL: idle */
