@@ -432,6 +432,8 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .prefix_evictions = atomic_load(&p->prefix_evictions),
         .late_mallocs = malloc_count() - e->mallocs_at_start,
     };
+    out->kv_held_ns = atomic_load(&p->kv_held_ns);
+    out->kv_wasted_ns = atomic_load(&p->kv_wasted_ns);
     out->window_ns = atomic_load(&p->window_ns);
     out->arrivals_per_ks = atomic_load(&p->arrivals_per_ks);
     for (int i = 0; i < WINDOW_TRIGGERS; i++)

@@ -73,6 +73,8 @@ struct engine_stats {
         recomputed_tokens; /* KV given up for want of blocks; tokens computed a second time for it */
     uint32_t prefix_blocks; /* entries of the prefix index, in use or kept for later prompts */
     uint64_t prefix_evictions;
+    uint64_t kv_held_ns,
+        kv_wasted_ns;  /* time with KV in use; of it, by the share of places that held no token */
     int64_t window_ns; /* admission window as last decided (sched/window.h) */
     uint32_t
         arrivals_per_ks; /* sequences that arrive in 1000 s, averaged over about one; rho = this * window */

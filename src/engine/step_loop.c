@@ -297,6 +297,10 @@ static void publish(struct engine *e)
     PUBLISH(recomputed_tokens);
     PUBLISH(prefix_blocks);
     PUBLISH(prefix_evictions);
+    e->totals.kv_held_ns = counts.kv_held_ns;
+    e->totals.kv_wasted_ns = counts.kv_wasted_ns;
+    PUBLISH(kv_held_ns);
+    PUBLISH(kv_wasted_ns);
     publish_window(e);
     atomic_store_explicit(&e->published.seqs_running, counts.running + counts.leaving,
                           memory_order_relaxed);

@@ -69,6 +69,45 @@ static void put_rejected(struct buf *out, const struct http_stats *http)
                    atomic_load_explicit(&http->rejected[i], memory_order_relaxed));
 }
 
+static void real(struct buf *out, const char *name, const char *help, double value)
+{
+    family(out, name, "gauge", help);
+    buf_printf(out, "inferd_%s %.9g\n", name, value);
+}
+
+static void put_window(struct buf *out, const struct engine_stats *e)
+{
+    static const char *const triggers[] = {"idle", "size", "age", "throughput"};
+    double window_s = (double)e->window_ns * 1e-9, rate = e->arrivals_per_ks / 1000.0;
+
+    real(out, "admission_window_seconds", "Admission window as last decided.", window_s);
+    real(out, "arrival_rate", "Sequences arriving per second, averaged over about one.", rate);
+    real(out, "admission_window_arrivals", "Arrivals in a window: rate times length.",
+         rate * window_s);
+    family(out, "admission_window_opened_total", "counter",
+           "Times that the window opened, by what opened it.");
+    for (int i = 0; i < 4; i++)
+        buf_printf(out, "inferd_admission_window_opened_total{trigger=\"%s\"} %" PRIu64 "\n",
+                   triggers[i], e->window_fired[i]);
+}
+
+/* The quotient of the two integrals is a mean from the start; that of their rates a mean over any span of time. */
+static void put_kv(struct buf *out, const struct engine_stats *e)
+{
+    single(out, "preemptions_total", "counter", "Sequences that gave up their KV for others.",
+           e->preemptions);
+    single(out, "recomputed_tokens_total", "counter", "Tokens computed again after preemption.",
+           e->recomputed_tokens);
+    single(out, "prefix_cache_blocks", "gauge", "KV blocks in the prefix index.", e->prefix_blocks);
+    single(out, "prefix_cache_evictions_total", "counter",
+           "Blocks that the prefix index let go for want of room.", e->prefix_evictions);
+    seconds(out, "kv_held_seconds_total", "Time in which sequences held KV blocks.", e->kv_held_ns);
+    seconds(out, "kv_wasted_seconds_total",
+            "That time, weighted by the share of held places without a token.", e->kv_wasted_ns);
+    real(out, "kv_waste_ratio", "Mean share of held places without a token, since the start.",
+         e->kv_held_ns ? (double)e->kv_wasted_ns / (double)e->kv_held_ns : 0);
+}
+
 static void put_engine(struct buf *out, const struct engine_stats *e)
 {
     single(out, "prompt_tokens_total", "counter", "Prompt tokens of admitted requests.",
@@ -133,4 +172,6 @@ void metrics_prometheus(const struct metrics_sources *sources, struct buf *out)
 
     put_http(out, sources->http);
     put_engine(out, sources->engine ? sources->engine : &none);
+    put_kv(out, sources->engine ? sources->engine : &none);
+    put_window(out, sources->engine ? sources->engine : &none);
 }

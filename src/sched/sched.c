@@ -517,6 +517,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     plan_decodes(&p);
     plan_chunks(&p);
     plan_admissions(&p);
+    waste_update(sched);
     out->row_count = step->row_count;
     out->pairs = p.pairs;
     return out->entry_count > 0;
@@ -557,6 +558,8 @@ struct sched_counts sched_counts(const struct sched *sched)
         .ending = sched->counts[SEQ_ENDING],
         .preemptions = sched->preemptions,
         .recomputed_tokens = sched->recomputed_tokens,
+        .kv_held_ns = (uint64_t)sched->waste.held_ns,
+        .kv_wasted_ns = (uint64_t)sched->waste.wasted_ns,
     };
 
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {

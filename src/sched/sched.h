@@ -64,6 +64,9 @@ struct sched_counts {
     uint64_t prefix_evictions;
     uint64_t preemptions,
         recomputed_tokens; /* tokens whose KV was given up by preempted ones and not found again */
+    /* time in which sequences held blocks, and its integral over the share of their places without a token (shared blocks once): the
+     * quotient is the mean waste */
+    uint64_t kv_held_ns, kv_wasted_ns;
 };
 
 /* Errors: STATUS_INVALID (an option out of its bounds), STATUS_NOMEM. Borrows plan and limits. */

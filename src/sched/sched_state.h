@@ -3,6 +3,14 @@
 
 #include "sched/sched.h"
 
+/* What blocks in use hold, and for how long: the time mean of (places - tokens) / places. */
+struct waste {
+    int64_t since_ns;        /* the places and tokens are those of this moment */
+    uint64_t places, tokens; /* of blocks that sequences refer to, shared ones once */
+    double held_ns,
+        wasted_ns; /* integrals over the time in which there were places: of 1, of the share not filled */
+};
+
 struct sched {
     struct sched_options options;
     const struct plan *plan;
@@ -15,6 +23,7 @@ struct sched {
     uint64_t preemptions, recomputed_tokens;
     struct window window;
     struct cost_model cost;
+    struct waste waste;
     int64_t now_ns;       /* of the step that is being planned */
     uint32_t *free_slots; /* [max_num_seqs] stack */
     uint32_t free_slot_count;
@@ -44,6 +53,10 @@ void admission_computed(struct sched *sched, const struct sequence *seq, uint32_
 void admission_retract(struct sched *sched, struct sequence *seq);
 /* Takes back a slot and blocks: the sequence is GONE, or, if it was LEAVING, WAITING again. */
 void admission_release(struct sched *sched, struct sequence *seq);
+
+/* waste.c */
+/* Counts the time since the last call, and looks anew. O(sequences that hold blocks). */
+void waste_update(struct sched *sched);
 
 /* preempt.c */
 /* A sequence gives up its blocks, now or when its steps are done; `needy` itself, if it is the last in order. false: nobody has to, one is
