@@ -224,6 +224,7 @@ static enum status start_engine(const struct config *config, struct loaded *l, s
         .context_tokens = l->limits.context_tokens,
         .max_batch_wait_us = (uint32_t)(config->max_batch_wait_ms * 1000),
         .target_throughput = (uint32_t)config->target_throughput,
+        .class_age_us = (uint32_t)(config->class_age_ms * 1000),
         .max_itl_us = (uint32_t)(config->max_itl_ms * 1000),
         .no_prefix_sharing = !config->enable_prefix_caching,
     };

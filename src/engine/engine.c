@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "engine/engine_state.h"
 #include "engine/malloc_count.h"
 
@@ -43,6 +44,7 @@ static enum status make_sched(struct engine *e, struct error *err)
         .max_num_batched_tokens = e->options.max_num_batched_tokens,
         .max_wait_ns = (int64_t)e->options.max_batch_wait_us * 1000,
         .target_throughput = e->options.target_throughput,
+        .class_age_ns = (int64_t)e->options.class_age_us * 1000,
         .max_step_ns = (int64_t)e->options.max_itl_us * 1000,
         .share_prefixes = !e->options.no_prefix_sharing,
         .refill = delivery_refill,
@@ -233,6 +235,7 @@ static void init_choice(const struct engine *e, struct engine_request *er, uint3
         .banned = r->stop_ids,
         .biases = r->sampling.biases,
         .priority = r->priority,
+        .tenant = r->tenant,
         .salt = r->tenant,
         .credit = &er->credit,
         .owner = er,
@@ -283,16 +286,41 @@ static uint32_t retry_after(const struct engine *e, uint32_t seqs)
     return wait < 1 ? 1 : wait > 60 ? 60 : (uint32_t)(wait + 0.999);
 }
 
-static bool take_queue_room(struct engine *e, uint32_t seqs, uint64_t tokens)
+static struct queue_account *queue_account(struct engine *e, uint64_t tenant)
 {
-    uint32_t before = atomic_fetch_add(&e->queued_seqs, seqs);
-    uint64_t tokens_before = atomic_fetch_add(&e->queued_tokens, tokens);
+    return &e->queue_accounts[hash_mix64(tenant) % QUEUE_ACCOUNTS];
+}
 
-    if (before + seqs <= e->options.queue_seqs_max &&
-        tokens_before + tokens <= e->options.queue_tokens_max)
-        return true;
+static void leave_queue(struct engine *e, uint64_t tenant, uint32_t seqs, uint64_t tokens)
+{
+    struct queue_account *account = queue_account(e, tenant);
+
     atomic_fetch_sub(&e->queued_seqs, seqs);
     atomic_fetch_sub(&e->queued_tokens, tokens);
+    atomic_fetch_sub(&account->tokens, tokens);
+    if (atomic_fetch_sub(&account->seqs, seqs) == seqs)
+        atomic_fetch_sub(&e->queue_account_count, 1);
+}
+
+/* A queue that one tenant has filled has room for the others still: each may have its share of the bounds, up to twice the bounds in
+ * all. */
+static bool take_queue_room(struct engine *e, uint64_t tenant, uint32_t seqs, uint64_t tokens)
+{
+    struct queue_account *account = queue_account(e, tenant);
+    uint64_t seqs_max = e->options.queue_seqs_max, tokens_max = e->options.queue_tokens_max;
+    uint64_t all_tokens = atomic_fetch_add(&e->queued_tokens, tokens) + tokens;
+    uint64_t all_seqs = atomic_fetch_add(&e->queued_seqs, seqs) + (uint64_t)seqs;
+    uint64_t own_tokens = atomic_fetch_add(&account->tokens, tokens) + tokens;
+    uint32_t before = atomic_fetch_add(&account->seqs, seqs);
+
+    if (before == 0) atomic_fetch_add(&e->queue_account_count, 1);
+    if (all_seqs <= seqs_max && all_tokens <= tokens_max) return true;
+    uint32_t sharers = atomic_load(&e->queue_account_count);
+    if (sharers > 1 && (before + (uint64_t)seqs) * sharers <= seqs_max &&
+        own_tokens * sharers <= tokens_max && all_seqs <= 2 * seqs_max &&
+        all_tokens <= 2 * tokens_max)
+        return true;
+    leave_queue(e, tenant, seqs, tokens);
     return false;
 }
 
@@ -300,8 +328,7 @@ void engine_leave_queue(struct engine *e, struct choice *choice)
 {
     if (choice->started) return;
     choice->started = true;
-    atomic_fetch_sub(&e->queued_seqs, 1);
-    atomic_fetch_sub(&e->queued_tokens, choice->seq.prompt_count);
+    leave_queue(e, choice->seq.tenant, 1, choice->seq.prompt_count);
 }
 
 static enum status refuse(struct engine *e, struct engine_request *er, enum status st)
@@ -326,7 +353,7 @@ enum status engine_submit(struct engine *e, struct request *r, uint32_t *retry_a
     if (!er) return refuse(e, er, error_set(err, STATUS_NOMEM, "no memory for the request"));
     st = check_fit(e, er, err);
     if (st) return refuse(e, er, st);
-    if (!take_queue_room(e, er->choice_count, er->tokens * r->best_of)) {
+    if (!take_queue_room(e, r->tenant, er->choice_count, er->tokens * r->best_of)) {
         *retry_after_s = retry_after(e, atomic_load(&e->queued_seqs));
         return refuse(e, er, error_set(err, STATUS_FULL, "the queue is full"));
     }

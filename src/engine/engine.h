@@ -19,12 +19,16 @@ struct engine; /* opaque */
 struct engine_options {
     uint32_t max_num_seqs;           /* sequences running at once, 1..limits.slots_max */
     uint32_t max_num_batched_tokens; /* rows of a step, at most limits.rows_max */
-    uint32_t queue_seqs_max;         /* sequences waiting at once (512): beyond it STATUS_FULL */
-    uint64_t queue_tokens_max;       /* prompt tokens waiting at once */
-    uint32_t client_stall_ms;        /* a blocked ring for this long ends its request */
-    uint32_t context_tokens;         /* longest sequence */
-    uint32_t max_batch_wait_us;      /* longest admission window (sched/window.h); 0: none */
+    uint32_t
+        queue_seqs_max; /* sequences waiting at once (512): beyond it STATUS_FULL, but for tenants that have less than
+                                      * their share of it waiting */
+    uint64_t queue_tokens_max;  /* prompt tokens waiting at once */
+    uint32_t client_stall_ms;   /* a blocked ring for this long ends its request */
+    uint32_t context_tokens;    /* longest sequence */
+    uint32_t max_batch_wait_us; /* longest admission window (sched/window.h); 0: none */
     uint32_t target_throughput; /* prompt tokens a second, below 80 % of which it opens; 0: none */
+    uint32_t
+        class_age_us; /* what a class of length is worth of waiting (sched/sched.h); 0: nothing */
     uint32_t max_itl_us;    /* a step with decoding sequences is to take no longer; 0: no bound */
     bool no_prefix_sharing; /* every prompt is computed in full */
 };

@@ -79,6 +79,12 @@ struct published {
         starts_per_ks; /* sequences that left the waiting list, per 1000 s: measured over the last seconds */
 };
 
+enum { QUEUE_ACCOUNTS = 256 };
+struct queue_account { /* what the tenants of one hash have in the queue */
+    _Atomic uint32_t seqs;
+    _Atomic uint64_t tokens;
+};
+
 struct engine {
     struct engine_options options;
     struct device *device;
@@ -94,6 +100,8 @@ struct engine {
     _Atomic(struct request *) attention;    /* newest first */
     _Atomic uint32_t queued_seqs;           /* submitted and not started */
     _Atomic uint64_t queued_tokens;         /* their prompt tokens */
+    struct queue_account queue_accounts[QUEUE_ACCOUNTS];
+    _Atomic uint32_t queue_account_count; /* that have something there */
     _Atomic uint32_t draining, stopping;
     _Atomic(const char *) dead_reason;
     _Atomic uint64_t requests_submitted, requests_rejected;

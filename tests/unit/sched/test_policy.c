@@ -28,3 +28,74 @@ TEST(little_of_the_held_kv_is_empty)
     EXPECT_TRUE(w.waste > 0.001 && w.waste <= 0.032);
     free(visits);
 }
+
+/* A tenth short answers among long ones, more than there are slots for. */
+TEST(short_answers_do_not_wait_behind_long_ones_and_long_ones_come_through)
+{
+    struct visit *visits = make_visits();
+    double fast[2], slow[2];
+    uint32_t count = world_poisson(visits, VISITS_MAX, 13, 0, 60, 50, 300, 200, 400, 1);
+
+    count += world_poisson(visits + count, VISITS_MAX - count, 1, 0, 60, 50, 300, 1, 8, 1);
+    world_sort(visits, count);
+    for (int i = 0; i < 2; i++) {
+        struct world w;
+
+        world_init(&w);
+        w.options.class_age_ns = i * (int64_t)500000000;
+        world_run(&w, visits, count);
+        double sums[2] = {0};
+        uint32_t counts[2] = {0};
+        for (uint32_t k = 0; k < count; k++) {
+            bool is_slow = visits[k].max_new > 8;
+
+            sums[is_slow] += visits[k].first_s - visits[k].at_s;
+            counts[is_slow]++;
+        }
+        fast[i] = sums[0] / counts[0];
+        slow[i] = sums[1] / counts[1];
+    }
+    EXPECT_TRUE(fast[1] < fast[0] - 0.2);
+    EXPECT_TRUE(slow[1] < slow[0] * 1.1);
+    free(visits);
+}
+
+static double mean_p99(const struct visit *visits, uint32_t count, uint64_t tenants)
+{
+    double sum = 0;
+
+    for (uint64_t t = 1; t <= tenants; t++)
+        sum += world_ttft(visits, count, t, 0.99);
+    return sum / (double)tenants;
+}
+
+/* Ten tenants; then one more that sends 50 times as much as each, more than the device can do; then the same under one key. Their
+ * steps are full then, so 1x is not to be had: up to three of them lie before a first token. */
+TEST(a_tenant_that_floods_does_not_slow_the_others)
+{
+    enum { ALONE, FLOODED, ONE_QUEUE, WAYS };
+    struct visit *visits = make_visits();
+    double p99[WAYS];
+
+    for (int way = 0; way < WAYS; way++) {
+        uint32_t count = 0;
+        struct world w;
+
+        world_init(&w);
+        w.slots = 128;
+        w.blocks = 16384;
+        for (uint64_t t = 1; t <= 10; t++)
+            count +=
+                world_poisson(visits + count, VISITS_MAX - count, 4, 0, 30, 50, 300, 20, 120, t);
+        if (way != ALONE)
+            count +=
+                world_poisson(visits + count, VISITS_MAX - count, 200, 0, 30, 50, 300, 20, 120, 99);
+        world_sort(visits, count);
+        w.one_tenant = way == ONE_QUEUE;
+        world_run(&w, visits, count);
+        p99[way] = mean_p99(visits, count, 10);
+    }
+    EXPECT_TRUE(p99[FLOODED] <= 2 * p99[ALONE]);
+    EXPECT_TRUE(p99[ONE_QUEUE] > 20 * p99[ALONE]);
+    free(visits);
+}

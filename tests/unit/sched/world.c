@@ -49,6 +49,7 @@ static void arrive(struct run *run, struct visit *v, uint32_t number)
                                .sampled = sampled,
                                .open = {.temperature = 1, .top_p = 1, .repetition_penalty = 1},
                                .priority = v->priority,
+                               .tenant = run->w->one_tenant ? 0 : v->tenant,
                                .salt = v->tenant,
                                .owner = v};
     EXPECT_OK_ERR(sched_fits(run->sched, &v->seq, &err), &err);

@@ -21,6 +21,7 @@ struct world {
     uint32_t slots, rows, blocks, context;
     double step_s, row_s, pair_s; /* a step takes step_s + row_s * rows + pair_s * pairs */
     struct sched_options options; /* slots and rows are filled from above */
+    bool one_tenant;              /* whatever the visits say */
     uint32_t check_every;         /* steps between calls of sched_check; 0: none */
     /* results */
     uint64_t steps;

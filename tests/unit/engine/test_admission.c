@@ -1,0 +1,57 @@
+/* test_admission.c - who is let in, who is told to come back, and when.
+ * Method: the engine over the fake device, with a queue that tests fill. */
+#include <stdlib.h>
+
+#include "harness.h"
+
+enum { MOST = 64 };
+
+static enum status submit(struct rig *rig, struct client *c, uint64_t tenant, uint32_t prompt,
+                          uint32_t answer)
+{
+    struct error err;
+    uint32_t retry;
+
+    client_init(c, client_request(1, prompt, 1, answer, 64));
+    c->request->tenant = tenant;
+    enum status st = engine_submit(rig->engine, c->request, &retry, &err);
+    if (st) {
+        client_fini(c);
+        c->request = NULL;
+    }
+    return st;
+}
+
+static void finish_all(struct client *clients, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (clients[i].request) {
+            client_finish(&clients[i]);
+            client_fini(&clients[i]);
+        }
+}
+
+TEST(a_queue_that_one_tenant_has_filled_has_room_for_another)
+{
+    struct rig rig;
+    struct client c[MOST];
+    uint32_t n = 0, others = 0;
+
+    rig_init(&rig);
+    rig.options.max_num_seqs = 1;
+    rig.options.queue_seqs_max = 8;
+    rig.fake.step_us = 5000;
+    rig_start(&rig);
+    while (submit(&rig, &c[n], 1, 10, 100) == STATUS_OK)
+        n++;
+    EXPECT_TRUE(n >= 8 && n <= 10);
+    EXPECT_EQ(submit(&rig, &c[n], 1, 10, 10), STATUS_FULL);
+    EXPECT_EQ(submit(&rig, &c[n], 2, 10, 10), STATUS_OK);
+    while (submit(&rig, &c[n + 1 + others], 2, 10, 10) == STATUS_OK)
+        others++;
+    EXPECT_TRUE(others >= 3 && others <= 5); /* its share of 8 is 4 */
+    for (uint32_t i = 0; i < n - 1; i++)
+        engine_cancel(rig.engine, c[i].request);
+    finish_all(c, n + 1 + others);
+    rig_stop(&rig);
+}
