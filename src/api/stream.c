@@ -316,6 +316,8 @@ static void take_error(struct api_stream *s, const struct output *output)
 {
     if (output->status == STATUS_CLOSED || output->status == STATUS_CANCELLED)
         fail(s, 503, "server_draining", "The server is shutting down.");
+    else if (output->status == STATUS_TIMEOUT)
+        fail(s, 503, "service_unavailable", "The request's time (X-Request-Timeout) ran out.");
     else
         fail(s, 500, "internal_error",
              output->error ? output->error : "The request failed inside the server.");

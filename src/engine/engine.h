@@ -23,6 +23,7 @@ struct engine_options {
         queue_seqs_max; /* sequences waiting at once (512): beyond it STATUS_FULL, but for tenants that have less than
                                       * their share of it waiting */
     uint64_t queue_tokens_max;  /* prompt tokens waiting at once */
+    uint32_t ttft_limit_us;     /* longest predicted time to a first token; 0: no limit */
     uint32_t client_stall_ms;   /* a blocked ring for this long ends its request */
     uint32_t context_tokens;    /* longest sequence */
     uint32_t max_batch_wait_us; /* longest admission window (sched/window.h); 0: none */
@@ -41,7 +42,8 @@ enum status engine_create(const struct engine_options *options, struct device *d
 void engine_destroy(struct engine *engine);
 
 /* Queues the request and takes a reference. Never blocks, never waits for the device.
- * STATUS_FULL: the queue is full: 429 with *retry_after_s (>= 1). STATUS_INVALID: it can never run (more sequences than
+ * STATUS_FULL: the queue is full, or the first token is predicted for after the request's deadline or ttft_limit_us: 429 with *retry_after_s
+ * (>= 1) and the sentence. STATUS_INVALID: it can never run (more sequences than
  * the queue holds, more KV than the pool has): 400 with the sentence. STATUS_CLOSED: draining or dead: 503. */
 enum status engine_submit(struct engine *engine, struct request *request, uint32_t *retry_after_s,
                           struct error *err);

@@ -143,6 +143,7 @@ static void submit(struct call *call, struct engine *engine, enum api_route rout
     struct request *request = call->api.request;
 
     request->frontend = call;
+    if (call->timeout_ns) request->deadline_ns = call->received_ns + call->timeout_ns;
     request->bell = io_bell(call->conn->io);
     enum status st = engine_submit(engine, request, &retry_after_s, &err);
 

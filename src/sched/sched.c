@@ -516,7 +516,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     plan_decodes(&p);
     plan_chunks(&p);
     plan_admissions(&p);
-    waste_update(sched);
+    survey(sched);
     out->row_count = step->row_count;
     out->pairs = p.pairs;
     return out->entry_count > 0;

@@ -29,6 +29,7 @@
 #include "base/status.h"
 #include "device/step.h"
 #include "sched/cost_model.h"
+#include "sched/forecast.h"
 #include "sched/sequence.h"
 #include "sched/window.h"
 
@@ -102,6 +103,8 @@ void sched_step_done(struct sched *sched, uint64_t seq_no);
 /* The step took so long on the device: for cost_model.h. */
 void sched_observe(struct sched *sched, const struct sched_step *step, int64_t device_ns);
 const struct cost_model *sched_cost_model(const struct sched *sched);
+/* For predictions of the time to first tokens. */
+struct forecast sched_forecast(const struct sched *sched);
 const struct window *sched_window(const struct sched *sched);
 
 /* Walks the blocked sequences: NULL begins, NULL ends. */

@@ -20,6 +20,11 @@ struct waste {
         wasted_ns; /* integrals over the time in which there were places: of 1, of the share not filled */
 };
 
+struct load { /* of running sequences, after the last plan */
+    uint32_t decodes;
+    uint64_t decode_pairs, rows_under_way;
+};
+
 struct sched {
     struct sched_options options;
     const struct plan *plan;
@@ -41,6 +46,7 @@ struct sched {
     struct window window;
     struct cost_model cost;
     struct waste waste;
+    struct load load;
     int64_t now_ns;       /* of the step that is being planned */
     uint32_t *free_slots; /* [max_num_seqs] stack */
     uint32_t free_slot_count;
@@ -88,9 +94,9 @@ void admission_retract(struct sched *sched, struct sequence *seq);
 /* Takes back a slot and blocks: the sequence is GONE, or, if it was LEAVING, WAITING again. */
 void admission_release(struct sched *sched, struct sequence *seq);
 
-/* waste.c */
+/* survey.c */
 /* Counts the time since the last call, and looks anew. O(sequences that hold blocks). */
-void waste_update(struct sched *sched);
+void survey(struct sched *sched);
 
 /* preempt.c */
 /* A sequence gives up its blocks, now or when its steps are done; `needy` itself, if it is the last in order. false: nobody has to, one is

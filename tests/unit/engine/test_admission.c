@@ -2,6 +2,7 @@
  * Method: the engine over the fake device, with a queue that tests fill. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "harness.h"
 
 enum { MOST = 64 };
@@ -53,5 +54,68 @@ TEST(a_queue_that_one_tenant_has_filled_has_room_for_another)
     for (uint32_t i = 0; i < n - 1; i++)
         engine_cancel(rig.engine, c[i].request);
     finish_all(c, n + 1 + others);
+    rig_stop(&rig);
+}
+
+static enum status submit_within(struct rig *rig, struct client *c, int64_t ms, uint32_t *retry)
+{
+    struct error err;
+
+    client_init(c, client_request(1, 60, 1, 1, 64));
+    if (ms) c->request->deadline_ns = clock_mono_ns() + ms * 1000000;
+    enum status st = engine_submit(rig->engine, c->request, retry, &err);
+    if (st) {
+        client_fini(c);
+        c->request = NULL;
+        EXPECT_TRUE(strstr(err.message, "first token") != NULL);
+    }
+    return st;
+}
+
+/* Steps of 2 to 4 ms with 64 rows: fifty prompts of 60 tokens are 150 ms of work. */
+TEST(what_would_be_late_is_refused_at_once)
+{
+    struct rig rig;
+    struct client c[MOST];
+    uint32_t retry = 0;
+
+    rig_init(&rig);
+    rig.fake.row_ns = 50000;
+    rig_start(&rig);
+    for (uint32_t i = 0; i < 40; i++) { /* it learns the pace */
+        EXPECT_EQ(submit_within(&rig, &c[0], 0, &retry), STATUS_OK);
+        finish_all(c, 1);
+    }
+    EXPECT_EQ(submit_within(&rig, &c[0], 1000, &retry), STATUS_OK);
+    finish_all(c, 1);
+    for (uint32_t i = 0; i < 50; i++)
+        EXPECT_EQ(submit_within(&rig, &c[i], 0, &retry), STATUS_OK);
+    EXPECT_EQ(submit_within(&rig, &c[50], 10, &retry), STATUS_FULL);
+    EXPECT_TRUE(retry >= 1 && retry <= 60);
+    EXPECT_EQ(submit_within(&rig, &c[50], 20000, &retry), STATUS_OK);
+    finish_all(c, 51);
+    EXPECT_EQ(c[50].error, false);
+    rig_stop(&rig);
+}
+
+TEST(the_servers_own_limit_counts_where_the_request_has_none)
+{
+    struct rig rig;
+    struct client c[MOST];
+    uint32_t retry = 0;
+
+    rig_init(&rig);
+    rig.fake.row_ns = 50000;
+    rig.options.ttft_limit_us = 100000;
+    rig_start(&rig);
+    for (uint32_t i = 0; i < 40; i++) {
+        EXPECT_EQ(submit_within(&rig, &c[0], 0, &retry), STATUS_OK);
+        finish_all(c, 1);
+    }
+    uint32_t n = 0;
+    while (n < MOST && submit_within(&rig, &c[n], 0, &retry) == STATUS_OK)
+        n++;
+    EXPECT_TRUE(n >= 1 && n < MOST);
+    finish_all(c, n);
     rig_stop(&rig);
 }

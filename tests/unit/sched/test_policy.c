@@ -99,3 +99,35 @@ TEST(a_tenant_that_floods_does_not_slow_the_others)
     EXPECT_TRUE(p99[ONE_QUEUE] > 20 * p99[ALONE]);
     free(visits);
 }
+
+/* The share of visits whose time to the first token was predicted within a factor and 20 ms. */
+static double well_predicted(double rate, uint32_t slots, double factor)
+{
+    struct visit *visits = make_visits();
+    uint32_t count = world_poisson(visits, VISITS_MAX, rate, 0, 40, 50, 600, 20, 120, 1);
+    uint32_t good = 0, predicted = 0;
+    struct world w;
+
+    world_init(&w);
+    w.slots = slots;
+    w.blocks = 16384;
+    world_run(&w, visits, count);
+    for (uint32_t i = 0; i < count; i++) {
+        double took = visits[i].first_s - visits[i].at_s;
+        double said = visits[i].predicted_s - visits[i].at_s;
+
+        if (visits[i].predicted_s == 0 || visits[i].at_s < 2) continue;
+        predicted++;
+        good += said <= took * factor + 0.02 && took <= said * factor + 0.02;
+    }
+    EXPECT_TRUE(predicted > 100);
+    free(visits);
+    return (double)good / predicted;
+}
+
+TEST(times_to_first_tokens_are_predicted)
+{
+    EXPECT_TRUE(well_predicted(10, 128, 1.5) > 0.95); /* little to do */
+    EXPECT_TRUE(well_predicted(100, 128, 1.5) > 0.9); /* more prompts than can be computed */
+    EXPECT_TRUE(well_predicted(30, 16, 1.5) > 0.9);   /* fewer slots than wanted */
+}

@@ -15,6 +15,9 @@ struct run {
     double ends_s[FLIGHTS]; /* when the device has done the step */
     uint64_t planned, done;
     uint32_t left; /* visits that have not ended */
+    uint32_t waiting, starts;
+    uint64_t waiting_tokens;
+    double pace, pace_since_s; /* of starts, as the engine measures it */
 };
 
 void world_init(struct world *world)
@@ -31,6 +34,16 @@ void world_init(struct world *world)
 static int64_t ns(double s)
 {
     return (int64_t)(s * 1e9) + 1;
+}
+
+static void predict(struct run *run, struct visit *v)
+{
+    struct forecast f = sched_forecast(run->sched);
+
+    if (f.ready)
+        v->predicted_s =
+            v->at_s + 1e-9 * (double)forecast_first_token(&f, run->waiting, run->waiting_tokens,
+                                                          v->prompt_count, run->pace);
 }
 
 static void arrive(struct run *run, struct visit *v, uint32_t number)
@@ -53,7 +66,28 @@ static void arrive(struct run *run, struct visit *v, uint32_t number)
                                .salt = v->tenant,
                                .owner = v};
     EXPECT_OK_ERR(sched_fits(run->sched, &v->seq, &err), &err);
+    predict(run, v);
     sched_add(run->sched, &v->seq, ns(v->at_s));
+    run->waiting++;
+    run->waiting_tokens += v->prompt_count;
+}
+
+static void note_started(struct run *run, const struct sched_step *flight, double now_s)
+{
+    for (uint32_t i = 0; i < flight->entry_count; i++) {
+        struct visit *v = flight->entries[i].seq->owner;
+
+        if (v->started) continue;
+        v->started = true;
+        run->waiting--;
+        run->starts++;
+        run->waiting_tokens -= v->prompt_count;
+    }
+    if (now_s - run->pace_since_s < 0.25) return;
+    double pace = run->starts / (now_s - run->pace_since_s);
+    run->pace = run->pace > 0 ? 0.7 * run->pace + 0.3 * pace : pace;
+    run->pace_since_s = now_s;
+    run->starts = 0;
 }
 
 static void reap(struct run *run)
@@ -100,6 +134,7 @@ static bool plan_step(struct run *run, double now_s)
         !sched_plan(run->sched, run->planned + 1, ns(now_s), run->step, flight))
         return false;
     run->planned++;
+    note_started(run, flight, now_s);
     run->ends_s[run->planned % FLIGHTS] =
         start_s + w->step_s + w->row_s * flight->row_count + w->pair_s * (double)flight->pairs;
     return true;
@@ -151,7 +186,7 @@ void world_run(struct world *w, struct visit *visits, uint32_t count)
     for (int i = 0; i < FLIGHTS; i++)
         run.flights[i].entries = calloc(w->slots, sizeof *run.flights[i].entries);
     for (uint32_t i = 0; i < count; i++)
-        visits[i].first_s = visits[i].end_s = 0;
+        visits[i].first_s = visits[i].end_s = visits[i].predicted_s = visits[i].started = 0;
     drive(&run, visits, count);
     w->steps = run.done;
     w->counts = sched_counts(run.sched);

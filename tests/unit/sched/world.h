@@ -14,6 +14,8 @@ struct visit { /* one request */
     uint32_t alike;
     /* filled by world_run */
     double first_s, end_s; /* times of the first and the last token */
+    double predicted_s;    /* first_s as predicted when it came; 0: no prediction yet */
+    bool started;
     struct sequence seq;
 };
 

@@ -1,4 +1,4 @@
-/* waste.c - places of KV blocks that hold no token.
+/* survey.c - once a step, a look at all that hold blocks: places of KV that hold no token, and the work that is left.
  *
  * Only what one sequence alone owns has empty places: shared blocks are full. So the empty places are the sum over sequences of what their
  * tables hold beyond their tokens, and the places are those of the blocks in use, each once. */
@@ -21,7 +21,7 @@ static uint64_t empty_places(const struct sched *sched, enum seq_state state)
     return empty;
 }
 
-void waste_update(struct sched *sched)
+static void count_waste(struct sched *sched)
 {
     struct waste *w = &sched->waste;
     double elapsed_ns = (double)(sched->now_ns - w->since_ns);
@@ -38,4 +38,43 @@ void waste_update(struct sched *sched)
     for (int s = SEQ_RUNNING; s <= SEQ_ENDING; s++)
         empty += empty_places(sched, (enum seq_state)s);
     w->tokens = w->places - (empty < w->places ? empty : w->places);
+}
+
+static void count_load(struct sched *sched)
+{
+    const struct seq_link *head = &sched->lists[SEQ_RUNNING];
+    struct load load = {0};
+
+    for (const struct seq_link *link = head->next; link != head; link = link->next) {
+        const struct sequence *seq = sched_link_seq(link);
+        uint32_t rows = sequence_rows_left(seq);
+
+        if (rows > 1) load.rows_under_way += rows;
+        if (sequence_all_planned(seq)) continue;
+        load.decodes++;
+        load.decode_pairs += seq->computed + 1;
+    }
+    sched->load = load;
+}
+
+void survey(struct sched *sched)
+{
+    count_waste(sched);
+    count_load(sched);
+}
+
+struct forecast sched_forecast(const struct sched *sched)
+{
+    struct forecast f = {
+        .ready = cost_model_ready(&sched->cost),
+        .decodes = sched->load.decodes,
+        .decode_pairs = sched->load.decode_pairs,
+        .rows_under_way = sched->load.rows_under_way,
+        .free_slots = sched->free_slot_count,
+        .rows_max = sched->options.max_num_batched_tokens,
+        .max_step_ns = sched->options.max_step_ns,
+    };
+
+    cost_model_weights(&sched->cost, &f.step_ns, &f.row_ns, &f.pair_ns);
+    return f;
 }
