@@ -455,12 +455,13 @@ static bool window_is_open(const struct planning *p)
 {
     struct sched *sched = p->sched;
     uint32_t waiting = sched->counts[SEQ_WAITING], room = sched->free_slot_count;
-    bool idle = p->seq_no == sched->done_seq_no + 1 && p->step->row_count == 0;
+    bool idle = p->step->row_count == 0; /* the device would run dry, now or after its step */
     bool asks_age = !idle && waiting > 0 && waiting < room; /* else its age decides nothing */
 
     if (sched->options.max_wait_ns == 0) return true;
     return window_opens(&sched->window, idle, waiting, room,
-                        asks_age ? order_oldest_ns(sched, p->now_ns) : p->now_ns, p->now_ns);
+                        asks_age ? order_oldest_ns(sched, p->now_ns) : p->now_ns, p->now_ns,
+                        cost_model_predict(&sched->cost, p->step->row_count, p->pairs));
 }
 
 static void plan_admissions(struct planning *p)
