@@ -63,6 +63,7 @@ struct api_stream *stream_create(const struct api_model *model, enum api_route r
                              .echo = params->echo,
                              .logprobs = params->logprobs,
                              .return_ids = params->return_token_ids,
+                             .timings = params->return_timings || params->timings_per_token,
                              .ids_as_tokens = params->tokens_as_ids,
                              .include_stop = params->include_stop,
                              .skip_special = params->skip_special,

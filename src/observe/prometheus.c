@@ -1,6 +1,7 @@
 /* prometheus.c - text format 0.0.4: one HELP and TYPE line per family, then its samples. */
 #include <inttypes.h>
 
+#include "base/clock.h"
 #include "observe/metrics.h"
 
 static void family(struct buf *out, const char *name, const char *type, const char *help)
@@ -140,6 +141,34 @@ static void put_engine(struct buf *out, const struct engine_stats *e)
            "Allocations on the step path after start; stays 0.", e->late_mallocs);
 }
 
+static void put_recent_of(struct buf *out, const char *what, const struct recent *recent,
+                          int64_t now_ns)
+{
+    static const double quantiles[] = {0.5, 0.99};
+
+    for (int i = 0; i < 2; i++) {
+        double ns = recent_quantile(recent, now_ns, quantiles[i]);
+
+        buf_printf(out, "inferd_recent_seconds{what=\"%s\",quantile=\"%g\"} ", what, quantiles[i]);
+        if (ns < 0)
+            buf_append_str(out, "NaN\n");
+        else
+            buf_printf(out, "%.6g\n", ns * 1e-9);
+    }
+}
+
+static void put_recent(struct buf *out, const struct http_stats *http)
+{
+    int64_t now_ns = clock_mono_ns();
+
+    family(out, "recent_seconds", "gauge", "Quantiles over the last 5 s.");
+    put_recent_of(out, "first_token", &http->recent_first_token, now_ns);
+    put_recent_of(out, "inter_token", &http->recent_inter_token, now_ns);
+    put_recent_of(out, "request", &http->recent_request, now_ns);
+    for (int s = STAGE_QUEUE; s <= STAGE_DECODE; s++)
+        put_recent_of(out, stage_name((enum request_stage)s), &http->recent_stages[s], now_ns);
+}
+
 static void put_http(struct buf *out, const struct http_stats *http)
 {
     uint64_t opened = atomic_load(&http->connections_accepted);
@@ -164,6 +193,7 @@ static void put_http(struct buf *out, const struct http_stats *http)
                   &http->inter_token);
     put_histogram(out, "request_seconds", "From the full request to the last byte.",
                   &http->request);
+    put_recent(out, http);
 }
 
 void metrics_prometheus(const struct metrics_sources *sources, struct buf *out)

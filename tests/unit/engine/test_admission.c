@@ -119,3 +119,46 @@ TEST(the_servers_own_limit_counts_where_the_request_has_none)
     finish_all(c, n);
     rig_stop(&rig);
 }
+
+/* By the client's own clock. */
+TEST(the_stages_of_a_request_add_up_to_the_time_it_took)
+{
+    struct rig rig;
+    struct client c;
+    struct error err;
+    uint32_t retry;
+
+    rig_init(&rig);
+    rig.fake.row_ns = 1000000;
+    rig_start(&rig);
+    for (int i = 0; i < 3; i++) {
+        client_init(&c, client_request(1, 100, 1, 50, 64));
+        int64_t start_ns = clock_mono_ns();
+        c.request->times.received_ns = start_ns;
+        c.request->times.parsed_ns = c.request->times.tokenized_ns = clock_mono_ns();
+        EXPECT_OK_ERR(engine_submit(rig.engine, c.request, &retry, &err), &err);
+        client_finish(&c);
+        int64_t took_ns = clock_mono_ns() - start_ns, sum_ns = 0;
+        struct stage_ledger ledger = stage_ledger(&c.request->times, clock_mono_ns());
+        for (int s = 0; s < STAGES; s++)
+            sum_ns += ledger.ns[s];
+        EXPECT_EQ(sum_ns, ledger.total_ns);
+        EXPECT_NEAR((double)sum_ns, (double)took_ns, 0.01 * (double)took_ns);
+        EXPECT_TRUE(ledger.ns[STAGE_PREFILL] > 0 && ledger.ns[STAGE_DECODE] > 40000000);
+        client_fini(&c);
+    }
+    rig_stop(&rig);
+}
+
+TEST(a_request_that_was_never_scheduled_has_a_ledger_too)
+{
+    struct stage_times t = {.received_ns = 1000, .parsed_ns = 1100, .submitted_ns = 1500};
+    struct stage_ledger ledger = stage_ledger(&t, 3000);
+
+    EXPECT_EQ(ledger.total_ns, 2000);
+    EXPECT_EQ(ledger.ns[STAGE_PARSE], 100);
+    EXPECT_EQ(ledger.ns[STAGE_TOKENIZE], 0);
+    EXPECT_EQ(ledger.ns[STAGE_SUBMIT], 400);
+    EXPECT_EQ(ledger.ns[STAGE_QUEUE], 0);
+    EXPECT_EQ(ledger.ns[STAGE_DELIVER], 1500);
+}

@@ -85,3 +85,24 @@ TEST(scheduler_numbers_are_shown)
     buf_fini(&out);
     free(http);
 }
+
+TEST(recent_quantiles_forget_what_is_older_than_five_seconds)
+{
+    struct recent *r = calloc(1, sizeof *r);
+    const int64_t s = 1000000000, start = 1000 * s;
+
+    EXPECT_TRUE(recent_quantile(r, start, 0.5) < 0);
+    for (int i = 0; i < 1000; i++)
+        recent_add(r, start + i * s / 1000, i < 980 ? 10000000 : 700000000);
+    EXPECT_NEAR(recent_quantile(r, start + s, 0.5), 1e7, 1e6);
+    EXPECT_NEAR(recent_quantile(r, start + s, 0.99), 7e8, 7e7);
+    for (int i = 0; i < 1000; i++)
+        recent_add(r, start + 3 * s + i, 20000000);
+    EXPECT_NEAR(recent_quantile(r, start + 4 * s, 0.25), 1e7, 1e6);
+    EXPECT_NEAR(recent_quantile(r, start + 6 * s, 0.25), 2e7, 2e6); /* the first 1000 are too old */
+    EXPECT_TRUE(recent_quantile(r, start + 9 * s, 0.5) < 0);
+    recent_add(r, start + 6 * s, 0); /* the slot of the first second, anew */
+    recent_add(r, start + 6 * s, INT64_MAX);
+    EXPECT_TRUE(recent_quantile(r, start + 6 * s, 1) > 2e11);
+    free(r);
+}
