@@ -492,6 +492,8 @@ bool params_read(const struct api_model *model, enum api_route route, const json
            params_bool(body, "ignore_eos", &out->ignore_eos, fault) &&
            params_bool(body, "skip_special_tokens", &out->skip_special, fault) &&
            params_bool(body, "return_token_ids", &out->return_token_ids, fault) &&
+           params_bool(body, "return_timings", &out->return_timings, fault) &&
+           params_bool(body, "timings_per_token", &out->timings_per_token, fault) &&
            params_bool(body, "return_tokens_as_token_ids", &out->tokens_as_ids, fault) &&
            params_bool(body, "add_special_tokens", &out->add_special, fault) &&
            params_int(body, "truncate_prompt_tokens", 1, INT64_MAX, &out->truncate_prompt_tokens,
