@@ -11,6 +11,8 @@ static const struct {
     const char *usage, *does;
 } commands[] = {
     {"serve", cli_serve, "serve MODEL [options]", "answer the OpenAI API over HTTP"},
+    {"plan", cli_plan, "plan MODEL [options] [--json]",
+     "the memory that serve would take, byte by byte; or why it does not fit"},
     {"run", cli_run, "run MODEL [options] [PROMPT]",
      "one answer in the terminal; without PROMPT a chat"},
     {"inspect", cli_inspect, "inspect MODEL",
