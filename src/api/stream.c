@@ -173,6 +173,7 @@ static void release_entries(struct api_stream *s, struct choice *choice, bool al
     while (done < choice->waiting_count &&
            (all || choice->waiting[done].needs <= choice->released_bytes))
         stream_put_entry(s, choice, &choice->waiting[done++]);
+    if (!done) return;
     choice->waiting_count -= done;
     memmove(choice->waiting, choice->waiting + done,
             choice->waiting_count * sizeof *choice->waiting);

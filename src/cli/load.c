@@ -196,6 +196,10 @@ static enum status start_engine(const struct config *config, struct loaded *l, s
         .queue_tokens_max = config->max_queue_tokens,
         .client_stall_ms = (uint32_t)config->client_stall_timeout_s * 1000,
         .context_tokens = l->limits.context_tokens,
+        .max_batch_wait_us = (uint32_t)(config->max_batch_wait_ms * 1000),
+        .target_throughput = (uint32_t)config->target_throughput,
+        .max_itl_us = (uint32_t)(config->max_itl_ms * 1000),
+        .no_prefix_sharing = !config->enable_prefix_caching,
     };
 
     return engine_create(&options, l->device, l->plan, &l->limits, &l->engine, err);

@@ -41,6 +41,9 @@ static enum status make_sched(struct engine *e, struct error *err)
     struct sched_options options = {
         .max_num_seqs = e->options.max_num_seqs,
         .max_num_batched_tokens = e->options.max_num_batched_tokens,
+        .max_wait_ns = (int64_t)e->options.max_batch_wait_us * 1000,
+        .target_throughput = e->options.target_throughput,
+        .max_step_ns = (int64_t)e->options.max_itl_us * 1000,
         .share_prefixes = !e->options.no_prefix_sharing,
         .refill = delivery_refill,
         .refill_ctx = e,
@@ -429,6 +432,10 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .prefix_evictions = atomic_load(&p->prefix_evictions),
         .late_mallocs = malloc_count() - e->mallocs_at_start,
     };
+    out->window_ns = atomic_load(&p->window_ns);
+    out->arrivals_per_ks = atomic_load(&p->arrivals_per_ks);
+    for (int i = 0; i < WINDOW_TRIGGERS; i++)
+        out->window_fired[i] = atomic_load(&p->window_fired[i]);
     out->alive = !out->dead_reason;
     if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
 }

@@ -23,7 +23,10 @@ struct engine_options {
     uint64_t queue_tokens_max;       /* prompt tokens waiting at once */
     uint32_t client_stall_ms;        /* a blocked ring for this long ends its request */
     uint32_t context_tokens;         /* longest sequence */
-    bool no_prefix_sharing;          /* every prompt is computed in full */
+    uint32_t max_batch_wait_us;      /* longest admission window (sched/window.h); 0: none */
+    uint32_t target_throughput; /* prompt tokens a second, below 80 % of which it opens; 0: none */
+    uint32_t max_itl_us;    /* a step with decoding sequences is to take no longer; 0: no bound */
+    bool no_prefix_sharing; /* every prompt is computed in full */
 };
 
 /* Starts the engine thread over a compiled device. Borrows the device, plan and limits until engine_destroy. */
@@ -70,5 +73,9 @@ struct engine_stats {
         recomputed_tokens; /* KV given up for want of blocks; tokens computed a second time for it */
     uint32_t prefix_blocks; /* entries of the prefix index, in use or kept for later prompts */
     uint64_t prefix_evictions;
+    int64_t window_ns; /* admission window as last decided (sched/window.h) */
+    uint32_t
+        arrivals_per_ks; /* sequences that arrive in 1000 s, averaged over about one; rho = this * window */
+    uint64_t window_fired[4]; /* by enum window_trigger: idle, size, age, throughput */
 };
 void engine_stats(const struct engine *engine, struct engine_stats *out);

@@ -70,6 +70,9 @@ struct published {
     _Atomic uint64_t step_rows_sum, step_ns_sum, host_ns_sum;
     _Atomic uint64_t preemptions, recomputed_tokens, prefix_evictions;
     _Atomic uint32_t prefix_blocks;
+    _Atomic int64_t window_ns;
+    _Atomic uint32_t arrivals_per_ks;
+    _Atomic uint64_t window_fired[WINDOW_TRIGGERS];
     _Atomic uint32_t idle;
     _Atomic uint32_t
         starts_per_ks; /* sequences that left the waiting list, per 1000 s: measured over the last seconds */

@@ -124,11 +124,10 @@ void call_count(struct call *call, unsigned status)
     call->counted = true;
     http_stats_count(stats, call->method, call->route, status);
     if (call->fault.http_status) count_rejected(stats, &call->fault);
-    if (!call->submitted) return;
-    if (status == 499)
+    if (status == 499 && call_is_generation(call) && call->received_ns)
         atomic_fetch_add_explicit(&stats->aborted, 1, memory_order_relaxed);
-    else
-        histogram_add(&stats->request, now - call->received_ns);
+    if (!call->submitted) return;
+    if (status != 499) histogram_add(&stats->request, now - call->received_ns);
     atomic_fetch_add_explicit(&stats->stream_ns, call->make_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&stats->stream_tokens, api_stream_completion_tokens(call->api.stream),
                               memory_order_relaxed);

@@ -203,6 +203,7 @@ static void start_linger(struct io_thread *io, int fd)
 static void close_conn(struct io_thread *io, struct conn *conn)
 {
     epoll_ctl(io->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
+    io->closed_one = true;
     if (conn->call) { /* its head was never whole */
         atomic_fetch_sub(&io->frontend->busy, 1);
         forget_again(io, conn->call);
@@ -316,7 +317,7 @@ static int wait_ms(struct io_thread *io)
     MHD_UNSIGNED_LONG_LONG mhd_ms;
     int ms = io->conns || io->linger_count || atomic_load(&io->stopping) ? 1000 : -1;
 
-    if (io->again) return 0;
+    if (io->again || io->closed_one) return 0;
     if (MHD_get_timeout(io->mhd, &mhd_ms) == MHD_YES && (ms < 0 || mhd_ms < (unsigned)ms))
         ms = mhd_ms > 1000 ? 1000 : (int)mhd_ms;
     return ms;
@@ -346,6 +347,7 @@ static void turn(struct io_thread *io, int ms)
     if (done) take_done(io);
     if (bell) answer_bell(io);
     take_again(io);
+    io->closed_one = false;
     MHD_run(io->mhd);
     int64_t now = clock_mono_ns();
 

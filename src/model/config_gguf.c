@@ -47,6 +47,16 @@ static double read_real(struct reader *r, const char *suffix, double fallback)
     return value;
 }
 
+/* Refuses 0, and more than `most`, at the key that says so. `value` was read last. */
+static uint32_t within(struct reader *r, uint32_t value, uint32_t most)
+{
+    char text[80];
+
+    snprintf(text, sizeof text, "is %u; 1 to %u is right", value, most);
+    if (!r->st && (value == 0 || value > most)) fault(r, STATUS_INVALID, text);
+    return value;
+}
+
 /* A number, or an array of the same number for every layer. */
 static uint32_t read_layer_count(struct reader *r, const char *suffix, uint32_t fallback)
 {
@@ -214,14 +224,11 @@ static void read_sizes(struct reader *r, struct model_config *out)
     uint32_t value_length;
     uint64_t tokens;
 
-    out->hidden = read_count(r, "embedding_length", UINT32_MAX);
-    out->layers = read_count(r, "block_count", UINT32_MAX);
-    out->heads = read_layer_count(r, "attention.head_count", UINT32_MAX);
-    out->kv_heads = read_layer_count(r, "attention.head_count_kv", out->heads);
-    if (!r->st && (!out->heads || !out->layers || out->layers > MODEL_LAYERS_MAX)) {
-        full_key(r, "attention.head_count");
-        fault(r, STATUS_INVALID, "or block_count is 0 or too large");
-    }
+    out->hidden = within(r, read_count(r, "embedding_length", UINT32_MAX), 1 << 20);
+    out->layers = within(r, read_count(r, "block_count", UINT32_MAX), MODEL_LAYERS_MAX);
+    out->heads = within(r, read_layer_count(r, "attention.head_count", UINT32_MAX), 4096);
+    out->kv_heads =
+        within(r, read_layer_count(r, "attention.head_count_kv", out->heads), out->heads);
     if (r->st) return;
     out->head_dim = read_count(r, "attention.key_length", out->hidden / out->heads);
     if (read_count(r, "rope.dimension_count", out->head_dim) != out->head_dim)
@@ -230,8 +237,8 @@ static void read_sizes(struct reader *r, struct model_config *out)
     value_length = read_count(r, "attention.value_length", out->head_dim);
     if (value_length != out->head_dim)
         fault(r, STATUS_UNSUPPORTED, "is not attention.key_length, which is not supported");
-    out->ffn = read_layer_count(r, "feed_forward_length", UINT32_MAX);
-    out->context_tokens = read_count(r, "context_length", 2048);
+    out->ffn = within(r, read_layer_count(r, "feed_forward_length", UINT32_MAX), 1 << 22);
+    out->context_tokens = within(r, read_count(r, "context_length", 2048), 1 << 27);
     out->vocab_rows = read_count(r, "vocab_size", 0);
     out->norm_eps = read_real(r, "attention.layer_norm_rms_epsilon", 1e-5);
     out->pairing = out->arch->gguf_pairing;

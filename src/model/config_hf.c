@@ -41,6 +41,17 @@ static uint32_t read_count(struct reader *r, const char *key, uint32_t fallback)
     return (uint32_t)json_integer_value(v);
 }
 
+/* The same, 1 to `most`. */
+static uint32_t read_size(struct reader *r, const char *key, uint32_t fallback, uint32_t most)
+{
+    uint32_t value = read_count(r, key, fallback);
+    char text[80];
+
+    snprintf(text, sizeof text, "is %u; 1 to %u is right", value, most);
+    if (value == 0 || value > most) fault(r, STATUS_INVALID, key, text);
+    return value;
+}
+
 static double read_real(struct reader *r, const json_t *object, const char *key, double fallback)
 {
     const json_t *v = json_object_get(object, key);
@@ -210,8 +221,6 @@ static void read_windows(struct reader *r, struct arena *arena, struct model_con
     const json_t *types = json_object_get(r->root, "layer_types");
     uint32_t window = read_count(r, "sliding_window", 0), first = 0;
 
-    if (!r->st && (out->layers == 0 || out->layers > MODEL_LAYERS_MAX))
-        fault(r, STATUS_INVALID, "num_hidden_layers", "is outside of 1 to 1024");
     if (r->st) return;
     out->windows = arena_alloc(arena, out->layers * sizeof *out->windows);
     if (!out->windows) {
@@ -394,19 +403,18 @@ static enum dtype read_dtype(struct reader *r)
 
 static void read_sizes(struct reader *r, struct model_config *out)
 {
-    out->hidden = read_count(r, "hidden_size", UINT32_MAX);
-    out->layers = read_count(r, "num_hidden_layers", UINT32_MAX);
-    out->heads = read_count(r, "num_attention_heads", UINT32_MAX);
-    out->kv_heads = read_count(r, "num_key_value_heads", out->heads);
-    if (!r->st && out->heads == 0) fault(r, STATUS_INVALID, "num_attention_heads", "is 0");
+    out->hidden = read_size(r, "hidden_size", UINT32_MAX, 1 << 20);
+    out->layers = read_size(r, "num_hidden_layers", UINT32_MAX, MODEL_LAYERS_MAX);
+    out->heads = read_size(r, "num_attention_heads", UINT32_MAX, 4096);
+    out->kv_heads = read_size(r, "num_key_value_heads", out->heads, out->heads);
     if (r->st) return;
     out->head_dim = read_count(r, "head_dim", out->hidden / out->heads);
     if (!present(r->root, "head_dim") && out->hidden % out->heads)
         fault(r, STATUS_INVALID, "num_attention_heads",
               "does not divide hidden_size, and there is no head_dim");
-    out->ffn = read_count(r, "intermediate_size", UINT32_MAX);
-    out->vocab_rows = read_count(r, "vocab_size", UINT32_MAX);
-    out->context_tokens = read_count(r, "max_position_embeddings", 2048);
+    out->ffn = read_size(r, "intermediate_size", UINT32_MAX, 1 << 22);
+    out->vocab_rows = read_size(r, "vocab_size", UINT32_MAX, 1 << 29);
+    out->context_tokens = read_size(r, "max_position_embeddings", 2048, 1 << 27);
     out->norm_eps = read_real(r, r->root, "rms_norm_eps", 1e-6);
     out->tied = read_bool(r, r->root, "tie_word_embeddings", false);
     bool bias = out->arch->bias_keys && read_bool(r, r->root, "attention_bias", false);

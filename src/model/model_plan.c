@@ -174,9 +174,9 @@ static void add_rope(struct builder *b)
     quant_row_to_f32(factors.dtype, factors.data, half, divisor);
     for (uint32_t i = 0; i < half; i++) {
         if (!(divisor[i] > 0) || !isfinite(divisor[i])) {
-            b->st = error_set(b->err, STATUS_CORRUPT,
-                              "tensor \"%s\": factor %u is %g; above 0 is right", factors.name, i,
-                              (double)divisor[i]);
+            b->st =
+                weights_fault_tensor(b->table->weights, factors.name, b->err, STATUS_CORRUPT,
+                                     "factor %u is %g; above 0 is right", i, (double)divisor[i]);
             return;
         }
         inv_freq[i] /= divisor[i];
@@ -212,8 +212,8 @@ static void set_sizes(struct builder *b)
     if (!p->vocab_rows || p->vocab_rows >= 1u << 30 || p->vocab_tokens > p->vocab_rows)
         b->st = error_set(
             b->err, STATUS_INVALID,
-            "the tokenizer has %u tokens and the embedding %u rows; as many or more are right",
-            p->vocab_tokens, p->vocab_rows);
+            "%s: the tokenizer has %u tokens and the embedding %u rows; as many or more are right",
+            weights_path(b->table->weights), p->vocab_tokens, p->vocab_rows);
     else if (p->context_tokens > b->c->context_tokens)
         b->st = error_set(b->err, STATUS_INVALID,
                           "a context of %u tokens is asked for; the model was made for %u",

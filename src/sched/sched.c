@@ -79,6 +79,8 @@ enum status sched_create(const struct sched_options *options, const struct plan 
     sched->options = *options;
     sched->plan = plan;
     sched->limits = limits;
+    window_init(&sched->window, options->max_wait_ns, options->target_throughput);
+    cost_model_init(&sched->cost);
     for (int s = 0; s < SEQ_STATE_COUNT; s++)
         sched->lists[s] = (struct seq_link){&sched->lists[s], &sched->lists[s]};
     for (uint32_t g = 0; g < plan->group_count; g++)
@@ -127,10 +129,12 @@ enum status sched_fits(const struct sched *sched, const struct sequence *seq, st
     return STATUS_OK;
 }
 
-void sched_add(struct sched *sched, struct sequence *seq)
+void sched_add(struct sched *sched, struct sequence *seq, int64_t now_ns)
 {
     assert(seq->state == SEQ_NEW && seq->prompt_count >= 1 && sequence_rows_left(seq) > 0);
     seq->arrival = ++sched->arrivals;
+    seq->arrived_ns = now_ns;
+    window_arrival(&sched->window, now_ns);
     seq->wait_entry = KV_PREFIX_NONE;
     admission_enqueue(sched, seq);
 }
@@ -190,6 +194,8 @@ struct planning {
     uint64_t seq_no;
     int64_t now_ns;
     uint32_t rows_left, logits_left;
+    uint32_t decodes; /* rows of sequences that would feel a long step */
+    uint64_t pairs;
     bool preempted; /* somebody gave up blocks for this step */
 };
 
@@ -208,12 +214,27 @@ static bool has_credit(struct planning *p, struct sequence *seq)
     return false;
 }
 
+/* Beside sequences that decode a chunk is no longer than their gap allows; one block of it always goes, or it would never end. */
+static uint32_t bounded_rows(const struct planning *p, const struct sequence *seq, uint32_t rows)
+{
+    const struct sched *sched = p->sched;
+    uint32_t fit;
+
+    if (!sched->options.max_step_ns || !p->decodes || rows <= CHUNK_TOKENS ||
+        !cost_model_ready(&sched->cost))
+        return rows;
+    fit = cost_model_rows(&sched->cost, p->step->row_count, p->pairs, seq->computed, rows,
+                          sched->options.max_step_ns);
+    return fit > CHUNK_TOKENS ? fit : CHUNK_TOKENS;
+}
+
 /* How many of the rows left go into this step; 0: none fit. */
 static uint32_t chunk_rows(const struct planning *p, const struct sequence *seq)
 {
     uint32_t left = sequence_rows_left(seq), rows = left < p->rows_left ? left : p->rows_left;
 
     if (p->logits_left == 0) return 0;
+    rows = bounded_rows(p, seq, rows);
     if (seq->score_prompt && rows > p->logits_left) rows = p->logits_left;
     if (rows == left) return rows;
     uint32_t end = (seq->computed + rows) / CHUNK_TOKENS * CHUNK_TOKENS;
@@ -327,6 +348,11 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     for (uint32_t i = 0; i < rows; i++)
         step_tokens(step)[step->row_count + i] = sequence_token_at(seq, seq->computed + i);
     put_targets(step, seq, entry);
+    if (rows == 1)
+        p->decodes++;
+    else
+        window_computed(&p->sched->window, rows, p->now_ns);
+    p->pairs += cost_pairs(seq->computed, rows);
     step->row_count += rows;
     step->output_count += outputs;
     p->rows_left -= rows;
@@ -423,11 +449,26 @@ static bool first_chunk_fits(const struct planning *p, struct sequence *seq)
     return rows > 0 && arrays_have_room(p, &as_if, as_if.computed + rows);
 }
 
+static bool window_is_open(const struct planning *p)
+{
+    struct sched *sched = p->sched;
+    struct seq_link *head = &sched->lists[SEQ_WAITING];
+    bool idle = p->seq_no == sched->done_seq_no + 1 && p->step->row_count == 0;
+    int64_t oldest_ns = p->now_ns;
+
+    if (sched->options.max_wait_ns == 0) return true;
+    for (struct seq_link *link = head->next; link != head; link = link->next)
+        if (sched_link_seq(link)->arrived_ns < oldest_ns)
+            oldest_ns = sched_link_seq(link)->arrived_ns;
+    return window_opens(&sched->window, idle, sched->counts[SEQ_WAITING], sched->free_slot_count,
+                        oldest_ns, p->now_ns);
+}
+
 static void plan_admissions(struct planning *p)
 {
     struct sequence *seq;
 
-    if (p->preempted) return; /* blocks were short just now */
+    if (p->preempted || !window_is_open(p)) return; /* preempted: blocks were short just now */
     while (p->rows_left && (seq = admission_candidate(p->sched))) {
         if (!first_chunk_fits(p, seq) || !admission_admit(p->sched, seq)) return;
         enum put put = put_sequence(p, seq);
@@ -477,6 +518,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     plan_chunks(&p);
     plan_admissions(&p);
     out->row_count = step->row_count;
+    out->pairs = p.pairs;
     return out->entry_count > 0;
 }
 
@@ -488,6 +530,21 @@ struct sequence *sched_next_blocked(const struct sched *sched, const struct sequ
     const struct seq_link *next = after ? after->link.next : head->next;
 
     return next == head ? NULL : sched_link_seq(next);
+}
+
+void sched_observe(struct sched *sched, const struct sched_step *step, int64_t device_ns)
+{
+    cost_model_observe(&sched->cost, step->row_count, step->pairs, device_ns);
+}
+
+const struct cost_model *sched_cost_model(const struct sched *sched)
+{
+    return &sched->cost;
+}
+
+const struct window *sched_window(const struct sched *sched)
+{
+    return &sched->window;
 }
 
 struct sched_counts sched_counts(const struct sched *sched)

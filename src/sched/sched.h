@@ -5,7 +5,7 @@
  *   1. decode: one row for each running sequence that has one to compute (a running sequence is in every step; where rows do
  *      not suffice for all, those left out come first next time);
  *   2. chunks of prompts under way, oldest first; a chunk that is not the last ends at a multiple of 16 positions;
- *   3. admission from the waiting list in order of priority, then arrival: a sequence gets a slot and a promise of the KV blocks of
+ *   3. when the window opens (window.h), admission from the waiting list in order of priority, then arrival: a sequence gets a slot and a promise of the KV blocks of
  *      its tokens so far, if then each running one can still get a block; else it and all behind it wait (so that large ones do not
  *      starve). One whose beginning is just being computed by a running sequence waits for that, and lets others pass; so do the
  *      candidates of one prompt.
@@ -22,7 +22,9 @@
 
 #include "base/status.h"
 #include "device/step.h"
+#include "sched/cost_model.h"
 #include "sched/sequence.h"
+#include "sched/window.h"
 
 struct sched; /* opaque */
 
@@ -30,6 +32,11 @@ struct sched_options {
     uint32_t max_num_seqs;           /* sequences with a slot at once, 1..limits.slots_max */
     uint32_t max_num_batched_tokens; /* rows of a step, 1..limits.rows_max */
     bool share_prefixes;             /* sequences that begin alike share blocks (kv/kv_prefix.h) */
+    int64_t max_wait_ns; /* longest window of admission (window.h); 0: none is held back */
+    double
+        target_throughput; /* prompt tokens a second below 80 % of which the window opens; 0: none */
+    int64_t
+        max_step_ns; /* chunks of prompts beside decoding sequences are cut so that a step takes no longer; 0: no bound */
     /* Called when a sequence's credit is used up: may raise credit->left (never above what the ring can take). NULL: it stays. */
     void (*refill)(void *ctx, struct sequence *seq, int64_t now_ns);
     void *refill_ctx;
@@ -46,6 +53,7 @@ struct sched_entry {
 struct sched_step {
     uint64_t seq_no;
     uint32_t entry_count, row_count;
+    uint64_t pairs;              /* cost_model.h */
     struct sched_entry *entries; /* [max_num_seqs], lent */
 };
 
@@ -67,7 +75,7 @@ void sched_destroy(struct sched *sched); /* takes NULL; aborts when a sequence i
 enum status sched_fits(const struct sched *sched, const struct sequence *seq, struct error *err);
 
 /* Puts a sequence that fits at the end of the waiting list of its priority. Borrows it until sched_reap gives it back. */
-void sched_add(struct sched *sched, struct sequence *seq);
+void sched_add(struct sched *sched, struct sequence *seq, int64_t now_ns);
 /* The sequence wants nothing more. Nothing of it is in later steps. Idempotent. A step of it that failed must be told by seq->spoiled
  * before this, and before sched_step_done of that step: what it computed there is not shared. */
 void sched_end(struct sched *sched, struct sequence *seq);
@@ -80,6 +88,11 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
                 struct sched_step *out);
 /* All steps up to seq_no are done: what only they used is free. */
 void sched_step_done(struct sched *sched, uint64_t seq_no);
+
+/* The step took so long on the device: for cost_model.h. */
+void sched_observe(struct sched *sched, const struct sched_step *step, int64_t device_ns);
+const struct cost_model *sched_cost_model(const struct sched *sched);
+const struct window *sched_window(const struct sched *sched);
 
 /* Walks the blocked sequences: NULL begins, NULL ends. */
 struct sequence *sched_next_blocked(const struct sched *sched, const struct sequence *after);

@@ -13,6 +13,8 @@ struct sched {
     uint64_t arrivals;
     uint64_t done_seq_no;
     uint64_t preemptions, recomputed_tokens;
+    struct window window;
+    struct cost_model cost;
     int64_t now_ns;       /* of the step that is being planned */
     uint32_t *free_slots; /* [max_num_seqs] stack */
     uint32_t free_slot_count;

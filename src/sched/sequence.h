@@ -62,6 +62,7 @@ struct sequence {
     /* the scheduler's */
     struct seq_link link; /* first: of the list that `state` names */
     enum seq_state state;
+    int64_t arrived_ns;
     uint64_t arrival;         /* place in the order of arrival, kept for ever */
     uint32_t slot;            /* of the device while RUNNING, BLOCKED, LEAVING or ENDING */
     uint32_t computed;        /* positions whose KV has been planned */

@@ -190,6 +190,11 @@ class Daemon:
         raise AssertionError(f"not idle after {seconds} s: {m}")
 
     # --- process ---
+    @property
+    def sanitized(self):
+        """Whether memory figures mean nothing: AddressSanitizer keeps freed memory, ThreadSanitizer has shadows."""
+        return any(b in open(f"/proc/{self.process.pid}/maps").read() for b in ("libasan", "libtsan"))
+
     def rss(self):
         for line in open(f"/proc/{self.process.pid}/status"):
             if line.startswith("VmRSS"):

@@ -759,7 +759,7 @@ static void check_bytes(json_t *entries, struct slice text)
     json_t *entry, *byte;
     size_t i, j;
 
-    if (memmem(text.ptr, text.len, "\xef\xbf\xbd", 3)) return;
+    if (!text.len || memmem(text.ptr, text.len, "\xef\xbf\xbd", 3)) return;
     buf_init(&bytes, 0);
     json_array_foreach(entries, i, entry)
         json_array_foreach(json_object_get(entry, "bytes"), j, byte)

@@ -842,6 +842,17 @@ TEST(storm_of_requests_on_a_sound_device)
     storm(&rig, test_long() ? 20000 : 1500);
 }
 
+TEST(storm_with_a_window_and_bounded_steps)
+{
+    struct rig rig;
+
+    rig_init(&rig);
+    rig.options.max_batch_wait_us = 3000;
+    rig.options.max_itl_us = 300;
+    rig.fake.row_ns = 3000;
+    storm(&rig, test_long() ? 5000 : 400);
+}
+
 TEST(storm_with_a_pool_smaller_than_the_demand)
 {
     struct rig rig;

@@ -221,7 +221,7 @@ TEST(config_values_that_cannot_be_are_refused)
         {"{\"num_hidden_layers\":99999999}", "num_hidden_layers"},
         {"{\"num_attention_heads\":0}", "num_attention_heads"},
         {"{\"num_attention_heads\":3}", "num_attention_heads"},
-        {"{\"num_key_value_heads\":4}", "KV heads"},
+        {"{\"num_key_value_heads\":4}", "num_key_value_heads"},
         {"{\"num_attention_heads\":3,\"head_dim\":8,\"num_key_value_heads\":2}", "KV heads"},
         {"{\"rms_norm_eps\":\"small\"}", "rms_norm_eps"},
         {"{\"rms_norm_eps\":2}", "epsilon"},
@@ -232,7 +232,7 @@ TEST(config_values_that_cannot_be_are_refused)
         {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
          "\"high_freq_factor\":1,\"original_max_position_embeddings\":32}}",
          "low_freq_factor"},
-        {"{\"max_position_embeddings\":0}", "context"},
+        {"{\"max_position_embeddings\":0}", "max_position_embeddings"},
         {"{\"tie_word_embeddings\":\"yes\"}", "tie_word_embeddings"},
     };
 
