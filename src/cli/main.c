@@ -19,7 +19,8 @@ static const struct {
      "architecture, tensors, tokenizer, template; or why it would not load"},
     {"tokenize", cli_tokenize, "tokenize MODEL TEXT | tokenize --jsonl [MODEL]",
      "text to ids; a protocol of JSON lines"},
-    {"bench", cli_bench, "bench WHAT MODEL [options]", "measure a device: bench device"},
+    {"bench", cli_bench, "bench serve|record|device [options]",
+     "load on a server; its arrivals as a trace; a device alone"},
     {"docs", cli_docs, "docs configuration", "print docs/configuration.md"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
