@@ -134,6 +134,19 @@ bool params_model(const struct api_model *model, const json_t *body, struct api_
                       (int)(name.len < 200 ? name.len : 200), name.ptr, model->names[0]);
 }
 
+bool params_text_fits(const struct api_model *model, uint64_t bytes, const char *param,
+                      struct api_fault *fault)
+{
+    uint64_t per_token = 4 * (uint64_t)model->token_bytes_max;
+
+    if (!per_token || bytes / per_token <= model->context_tokens) return true;
+    return api_refuse(fault, 400, "context_length_exceeded", param,
+                      "This model's maximum context length is %u tokens. However, your prompt has "
+                      "%llu bytes, which is more than %llu tokens. Please shorten it.",
+                      model->context_tokens, (unsigned long long)bytes,
+                      (unsigned long long)(bytes / per_token));
+}
+
 /* --- fields that this build lacks --- */
 
 static bool is_default(const json_t *value, const char *as)

@@ -174,7 +174,7 @@ void call_run(void *job)
     enum api_state state = service_state(f);
 
     if (!atomic_load(&call->gone)) {
-        api_open(engine ? f->model : NULL, routes[call->route], state, buf_slice(&call->body),
+        api_open(engine ? &f->model : NULL, routes[call->route], state, buf_slice(&call->body),
                  &client, &call->api);
         if (call->api.kind == API_GENERATE && !atomic_load(&call->gone))
             submit(call, engine, routes[call->route]);

@@ -88,8 +88,10 @@ struct frontend {
     struct frontend_options options;
     struct http_stats *stats;
     struct text_pool *pool;
+    struct text_pool
+        *long_pool; /* one thread for large bodies, so that small ones never wait behind them */
     _Atomic(struct engine *) engine; /* NULL: loading; set after `model` */
-    const struct api_model *model;
+    struct api_model model;
     _Atomic bool draining;
     _Atomic bool stopping;
     _Atomic uint32_t busy;

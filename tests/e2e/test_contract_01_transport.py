@@ -6,6 +6,8 @@ import time
 import pytest
 from rawhttp import Raw, get, post
 
+pytestmark = pytest.mark.sanitizer
+
 OK = {"prompt": "Hello", "max_tokens": 1}
 BODY = json.dumps(OK).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -4,8 +4,10 @@ import threading
 import time
 
 import pytest
-from conftest import LONG
+from conftest import LONG, mini_daemon
 from rawhttp import get, post
+
+pytestmark = pytest.mark.sanitizer
 
 LONG_RUN = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
 
@@ -186,9 +188,7 @@ def test_sigterm_at_idle_ends_at_once(start):
 # --- 19.3: loading ---
 
 def test_while_the_model_loads(start):
-    daemon = start(step_us=0, load_ms=2500, wait=False) if _mini() else None
-    if daemon is None:
-        pytest.skip("inferd loads too fast to be caught; mini_daemon has a delay")
+    daemon = start(step_us=0, load_ms=2500, wait=False, program=mini_daemon())  # inferd loads too fast to be caught
     assert daemon.get("/health").json() == {"status": "ok"}
     ready = daemon.get("/ready")
     assert ready.status == 503 and ready.json() == {"status": "loading"} and ready.header("retry-after")
