@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "bench/simulate.h"
 #include "cli/cli.h"
 
 static const struct {
@@ -21,6 +22,8 @@ static const struct {
      "text to ids; a protocol of JSON lines"},
     {"bench", cli_bench, "bench serve|record|device [options]",
      "load on a server; its arrivals as a trace; a device alone"},
+    {"simulate", bench_simulate_main, "simulate --trace FILE --device FILE",
+     "the scheduler on a modelled device, in virtual time"},
     {"docs", cli_docs, "docs configuration", "print docs/configuration.md"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
