@@ -105,12 +105,16 @@ static void log_done(const struct call *call, unsigned status, int64_t now)
     const struct api_stream *s = call->api.stream;
 
     if (!r || !s) return;
+    const char *outcome = status == 499 ? "aborted" : api_stream_outcome(s);
+    /* the engine still writes this one for a request that has not come to its end */
+    bool whole = strcmp(outcome, "stop") == 0 || strcmp(outcome, "length") == 0;
+
     log_info("request done",
              "id=%s request_id=%s route=%s status=%u outcome=%s prompt_tokens=%u cached_tokens=%u "
              "completion_tokens=%u ttft_ms=%.1f total_ms=%.1f make_us=%.0f",
-             r->id, call->request_id, http_route_pattern(call->route), status,
-             status == 499 ? "aborted" : api_stream_outcome(s), r->times.prompt_tokens,
-             r->times.cached_tokens, api_stream_completion_tokens(s),
+             r->id, call->request_id, http_route_pattern(call->route), status, outcome,
+             r->times.prompt_tokens, whole ? r->times.cached_tokens : 0,
+             api_stream_completion_tokens(s),
              call->first_token_ns ? (double)(call->first_token_ns - call->received_ns) * 1e-6 : 0.0,
              (double)(now - call->received_ns) * 1e-6, (double)call->make_ns * 1e-3);
 }

@@ -36,9 +36,11 @@ struct conn {
     struct MHD_Connection *mhd;
     int fd;
     int linger_fd; /* a duplicate, when what the client still sends is to be read away after the close; else -1 */
-    int64_t since_ns;  /* of the phase */
-    bool fresh;        /* no request has ended on it yet */
-    bool hung_up;      /* the client has closed its side */
+    int64_t since_ns; /* of the phase */
+    bool fresh;       /* no request has ended on it yet */
+    bool hung_up;     /* the client has closed its side */
+    int unsent; /* bytes of a sent answer that the kernel holds, and since when it is that number */
+    int64_t unsent_ns;
     struct call *call; /* NULL: idle */
     struct conn *prev, *next;
 };
