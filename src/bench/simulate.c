@@ -146,10 +146,10 @@ static void submit(struct sim *s, struct replica *r, struct sim_seq *q, int64_t 
     } else {
         r->queued_seqs++;
         r->queued_tokens += q->seq.prompt_count;
-        r->load_tokens += q->seq.prompt_count + q->seq.max_new;
         sched_add(r->sched, &q->seq, now_ns);
         return;
     }
+    r->load_tokens -= q->seq.prompt_count + q->seq.max_new;
     free(q);
 }
 
@@ -182,6 +182,7 @@ static void arrive(struct sim *s, const struct trace_item *item, uint32_t index,
         s->status = STATUS_NOMEM;
         return;
     }
+    r->load_tokens += item->prompt_tokens + item->max_tokens;
     q->submitted_ns = now_ns + (int64_t)s->o->device.request_ns;
     if (r->last_pending)
         r->last_pending->next_pending = q;
