@@ -5,6 +5,7 @@
 
 #include "bench/bench_serve.h"
 #include "bench/device_bench.h"
+#include "bench/device_fit.h"
 #include "cli/cli.h"
 
 static const struct {
@@ -15,6 +16,8 @@ static const struct {
     {"record", "record --log FILE             a live server's arrivals as a trace",
      bench_record_main},
     {"device", "device MODEL [options]        a device with nothing around it", bench_device_main},
+    {"fit", "fit --model MODEL            a device as a file for `inferd simulate`",
+     bench_fit_main},
 };
 enum { PROGRAMS = sizeof programs / sizeof *programs };
 

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from conftest import ROOT, binary
+from conftest import ROOT, binary, model_path
 
 pytestmark = pytest.mark.skipif(binary().name == "mini_daemon", reason="mini_daemon has no command line")
 STEP_US = 20000
@@ -75,3 +75,15 @@ def test_wrong_use_is_told(device, tmp_path):
     for args, code in (([], 2), (["--trace", "no/such", "--device", device], 1), (["--loads", "x", "--trace", "t", "--device", "d"], 2)):
         run = subprocess.run([str(binary()), "simulate", *map(str, args)], capture_output=True, text=True)
         assert run.returncode == code and run.stderr.startswith("inferd: simulate: "), (args, run.stderr)
+
+
+def test_a_device_that_is_here_is_fitted_to_a_file_that_simulates(tmp_path, trace):
+    path = tmp_path / "cpu.json"
+    run = subprocess.run([str(binary()), "bench", "fit", "--model", str(model_path()), "--max-num-seqs", "4", "--max-num-batched-tokens", "32",
+                          "--repeats", "1", "--out", str(path)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and "mean error" in run.stderr, run.stderr
+    model = json.loads(path.read_text())
+    assert model["rows_ns"][0][0] == 1 and sum(ns for _, ns in model["rows_ns"]) > 1e6
+    assert "Successful requests:                         60" in simulate("--trace", trace, "--device", path)
+    run = subprocess.run([str(binary()), "bench", "fit"], capture_output=True, text=True)
+    assert run.returncode == 2 and "--model is needed" in run.stderr
