@@ -119,6 +119,25 @@ static uint64_t pool_bytes(const struct planner_options *o, const struct planner
     return o->kv_bytes && o->kv_bytes < left ? o->kv_bytes : left;
 }
 
+/* Some lines grow a little with the number of blocks (a step names them): then the pool gives way. */
+static enum status sum_within_budget(const struct planner_options *o, const struct plan *plan,
+                                     uint64_t blocks, uint64_t needed, struct planner_fit *fit,
+                                     struct error *err)
+{
+    enum status st = sum_memory(o, plan, blocks, fit, err);
+
+    while (!st && fit->budget_bytes && fit->memory.device_bytes > fit->budget_bytes) {
+        uint64_t over = fit->memory.device_bytes - fit->budget_bytes;
+        uint64_t fewer = (over + fit->block_bytes - 1) / fit->block_bytes;
+
+        if (!fit->block_bytes || o->kv_bytes || blocks < needed + fewer)
+            return refuse_fixed(o, fit, o->kv_bytes ? blocks : needed, err);
+        blocks -= fewer;
+        st = sum_memory(o, plan, blocks, fit, err);
+    }
+    return st;
+}
+
 enum status planner_fit(const struct planner_options *o, const struct plan *plan,
                         struct planner_fit *fit, struct error *err)
 {
@@ -147,9 +166,10 @@ enum status planner_fit(const struct planner_options *o, const struct plan *plan
     if (blocks < needed) return refuse_pool(o, fit, blocks, needed, err);
     if (!o->max_model_len && fit->limits.context_tokens > blocks * fit->block_tokens)
         fit->limits.context_tokens = (uint32_t)(blocks * fit->block_tokens);
-    st = sum_memory(o, plan, blocks, fit, err);
-    fit->full_sequences = blocks / blocks_of(fit->limits.context_tokens, fit->block_tokens);
-    return st;
+    st = sum_within_budget(o, plan, blocks, needed, fit, err);
+    if (st) return st;
+    fit->full_sequences = fit->blocks / blocks_of(fit->limits.context_tokens, fit->block_tokens);
+    return STATUS_OK;
 }
 
 enum status planner_check_host(const struct planner_fit *fit, enum device_kind kind,

@@ -133,6 +133,31 @@ TEST(what_the_budget_leaves_is_the_pool_to_the_last_block)
     close_config(&o);
 }
 
+/* CUDA's sums are plain C too; its step images grow with the number of blocks, which the pool must make room for. */
+TEST(a_gpus_budget_is_kept_to_the_byte)
+{
+    struct opened o = open_config("Llama-3-8B");
+    int count = test_long() ? 5000 : 200;
+
+    for (int i = 0; i < count; i++) {
+        struct planner_options options = usual(0);
+        struct planner_fit fit;
+        struct error err;
+
+        options.device = (struct device_options){.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16};
+        options.memory_bytes = 20000000000 + test_rand() % 150000000000;
+        options.utilization = 1;
+        options.max_model_len = 8192;
+        enum status st = planner_fit(&options, o.plan, &fit, &err);
+        if (st == STATUS_UNSUPPORTED) skip(); /* a tree without that device */
+        EXPECT_OK_ERR(st, &err);
+        EXPECT_TRUE(fit.memory.device_bytes <= fit.budget_bytes);
+        EXPECT_TRUE(fit.memory.device_bytes + 2 * fit.block_bytes > fit.budget_bytes);
+        EXPECT_EQ(line_sum(&fit.memory, false), fit.memory.device_bytes);
+    }
+    close_config(&o);
+}
+
 TEST(a_context_is_cut_to_what_the_pool_holds_unless_it_was_asked_for)
 {
     struct opened o = open_config("Llama-3-8B");
