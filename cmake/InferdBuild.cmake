@@ -3,6 +3,13 @@ include(CheckLanguage)
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 
+# Where ccache is there, several checkouts and presets share what they compile.
+find_program(INFERD_CCACHE ccache)
+if(INFERD_CCACHE)
+    set(CMAKE_C_COMPILER_LAUNCHER ${INFERD_CCACHE})
+    set(INFERD_CCACHE_RUN ${INFERD_CCACHE}) # in front of a compiler that is called directly
+endif()
+
 set(CMAKE_C_STANDARD 17)
 set(CMAKE_C_STANDARD_REQUIRED ON)
 set(CMAKE_C_EXTENSIONS ON) # POSIX and GNU interfaces of libc (pthreads, epoll, memfd ...)

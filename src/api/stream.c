@@ -63,6 +63,7 @@ struct api_stream *stream_create(const struct api_model *model, enum api_route r
                              .echo = params->echo,
                              .logprobs = params->logprobs,
                              .return_ids = params->return_token_ids,
+                             .timings = params->return_timings || params->timings_per_token,
                              .ids_as_tokens = params->tokens_as_ids,
                              .include_stop = params->include_stop,
                              .skip_special = params->skip_special,
@@ -173,6 +174,7 @@ static void release_entries(struct api_stream *s, struct choice *choice, bool al
     while (done < choice->waiting_count &&
            (all || choice->waiting[done].needs <= choice->released_bytes))
         stream_put_entry(s, choice, &choice->waiting[done++]);
+    if (!done) return;
     choice->waiting_count -= done;
     memmove(choice->waiting, choice->waiting + done,
             choice->waiting_count * sizeof *choice->waiting);
@@ -315,6 +317,8 @@ static void take_error(struct api_stream *s, const struct output *output)
 {
     if (output->status == STATUS_CLOSED || output->status == STATUS_CANCELLED)
         fail(s, 503, "server_draining", "The server is shutting down.");
+    else if (output->status == STATUS_TIMEOUT)
+        fail(s, 503, "service_unavailable", "The request's time (X-Request-Timeout) ran out.");
     else
         fail(s, 500, "internal_error",
              output->error ? output->error : "The request failed inside the server.");

@@ -6,44 +6,9 @@
 #include "cli/cli.h"
 #include "config/config.h"
 #include "formats/weights.h"
-#include "text/template.h"
+#include "text/template_line.h"
 #include "text/tokenize_lines.h"
 #include "text/tokenizer.h"
-
-static json_t *fault_answer(enum template_fault fault, const struct error *err)
-{
-    return json_pack("{s:s, s:s}", "error", template_fault_name(fault), "message", err->message);
-}
-
-/* {"op":"render","template","context","now"} */
-static json_t *render(void *ctx, const json_t *request)
-{
-    const json_t *source = json_object_get(request, "template"),
-                 *context = json_object_get(request, "context");
-    struct template *t = NULL;
-    struct error err = {0};
-    struct buf text;
-    json_t *answer;
-
-    (void)ctx;
-    if (!json_is_string(source) || (context && !json_is_object(context)))
-        return json_pack("{s:s, s:s}", "error", "invalid", "message",
-                         "render needs a string \"template\" and an object \"context\"");
-    enum template_fault fault =
-        template_compile(slice_of(json_string_value(source), json_string_length(source)), &t, &err);
-    if (fault) return fault_answer(fault, &err);
-    json_t *empty = json_object();
-    buf_init(&text, 0);
-    fault = template_render(t, context ? context : empty,
-                            (int64_t)json_number_value(json_object_get(request, "now")),
-                            &template_limits_default, &text, NULL, &err);
-    answer = fault ? fault_answer(fault, &err)
-                   : json_pack("{s:s%}", "text", text.ptr ? text.ptr : "", text.len);
-    buf_fini(&text);
-    json_decref(empty);
-    template_free(t);
-    return answer;
-}
 
 static enum status answer_lines(const struct tokenizer *tok)
 {
@@ -57,7 +22,7 @@ static enum status answer_lines(const struct tokenizer *tok)
     while (!st && (len = getline(&line, &cap, stdin)) >= 0) {
         while (len > 0 && (line[len - 1] == '\n' || line[len - 1] == '\r'))
             len--;
-        st = tokenize_line(tok, slice_of(line, (size_t)len), render, NULL, &out);
+        st = tokenize_line(tok, slice_of(line, (size_t)len), template_line, NULL, &out);
         fwrite(out.ptr, 1, out.len, stdout);
         fflush(stdout);
         buf_clear(&out);

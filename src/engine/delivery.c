@@ -329,7 +329,7 @@ static void start_choice(struct engine *e, struct engine_request *er, struct cho
     bool scores = c->seq.score_prompt && c->seq.prompt_count > 1;
 
     if (c->seq.max_new > 0 || scores) {
-        sched_add(e->sched, &c->seq);
+        sched_add(e->sched, &c->seq, e->now_ns);
         c->in_sched = true;
         er->sched_count++;
         return;

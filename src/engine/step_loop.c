@@ -99,8 +99,11 @@ static void count_step(struct engine *e, const struct flight *flight,
 {
     e->totals.steps++;
     e->totals.step_rows_sum += flight->planned.row_count;
-    if (result->ended_ns > result->started_ns)
+    if (result->ended_ns > result->started_ns) {
         e->totals.step_ns_sum += (uint64_t)(result->ended_ns - result->started_ns);
+        if (!result->status)
+            sched_observe(e->sched, &flight->planned, result->ended_ns - result->started_ns);
+    }
     e->totals.last_progress_ns = e->now_ns;
 }
 
@@ -258,6 +261,36 @@ static void sweep(struct engine *e)
 #define PUBLISH(field) \
     atomic_store_explicit(&e->published.field, e->totals.field, memory_order_relaxed)
 
+static void publish_window(struct engine *e)
+{
+    const struct window *window = sched_window(e->sched);
+
+    e->totals.window_ns = window->length_ns;
+    e->totals.arrivals_per_ks = (uint32_t)(window_rate(window, e->now_ns) * 1000);
+    PUBLISH(window_ns);
+    PUBLISH(arrivals_per_ks);
+    for (int i = 0; i < WINDOW_TRIGGERS; i++)
+        atomic_store_explicit(&e->published.window_fired[i], window->fired[i],
+                              memory_order_relaxed);
+}
+
+#define PUBLISH_FORECAST(field) \
+    atomic_store_explicit(&e->published.field, f.field, memory_order_relaxed)
+
+static void publish_forecast(struct engine *e)
+{
+    struct forecast f = sched_forecast(e->sched);
+
+    PUBLISH_FORECAST(step_ns);
+    PUBLISH_FORECAST(row_ns);
+    PUBLISH_FORECAST(pair_ns);
+    PUBLISH_FORECAST(decode_pairs);
+    PUBLISH_FORECAST(rows_under_way);
+    PUBLISH_FORECAST(decodes);
+    PUBLISH_FORECAST(free_slots);
+    atomic_store_explicit(&e->published.forecast_ready, f.ready, memory_order_relaxed);
+}
+
 static void publish(struct engine *e)
 {
     struct sched_counts counts = sched_counts(e->sched);
@@ -281,6 +314,12 @@ static void publish(struct engine *e)
     PUBLISH(recomputed_tokens);
     PUBLISH(prefix_blocks);
     PUBLISH(prefix_evictions);
+    e->totals.kv_held_ns = counts.kv_held_ns;
+    e->totals.kv_wasted_ns = counts.kv_wasted_ns;
+    PUBLISH(kv_held_ns);
+    PUBLISH(kv_wasted_ns);
+    publish_window(e);
+    publish_forecast(e);
     atomic_store_explicit(&e->published.seqs_running, counts.running + counts.leaving,
                           memory_order_relaxed);
     atomic_store_explicit(&e->published.seqs_waiting, counts.waiting, memory_order_relaxed);

@@ -14,6 +14,10 @@
 #include "base/log.h"
 #include "frontend/call.h"
 
+enum {
+    LONG_BODY_BYTES = 128 << 10
+}; /* beyond it a body may take a text thread more than some 50 ms */
+
 static struct conn *conn_of(struct MHD_Connection *mhd)
 {
     const union MHD_ConnectionInfo *info =
@@ -168,6 +172,7 @@ static void take_head(struct call *call, const struct http_head *head, const cha
     call->method = http_method_of(method);
     call->route = http_route_of(call->target, call->path, sizeof call->path, &call->model_id);
     call->has_origin = head->has_origin;
+    call->timeout_ns = head->timeout_ns;
     if (head->request_id && http_request_id_ok(head->request_id))
         snprintf(call->request_id, sizeof call->request_id, "%s", head->request_id);
     if (call->method == HTTP_OPTIONS && head->request_headers &&
@@ -237,7 +242,9 @@ static enum MHD_Result start_parsing(struct call *call, struct MHD_Connection *m
 {
     call->received_ns = clock_mono_ns();
     call->state = CALL_PARSING;
-    if (!text_pool_submit(call->frontend->pool, call)) {
+    struct frontend *f = call->frontend;
+
+    if (!text_pool_submit(call->body.len > LONG_BODY_BYTES ? f->long_pool : f->pool, call)) {
         io_suspend(call);
         if (call->conn->hung_up) call_vanish(call);
         return MHD_YES;

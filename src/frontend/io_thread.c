@@ -3,10 +3,12 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <linux/sockios.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -203,6 +205,7 @@ static void start_linger(struct io_thread *io, int fd)
 static void close_conn(struct io_thread *io, struct conn *conn)
 {
     epoll_ctl(io->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
+    io->closed_one = true;
     if (conn->call) { /* its head was never whole */
         atomic_fetch_sub(&io->frontend->busy, 1);
         forget_again(io, conn->call);
@@ -250,6 +253,7 @@ static void hang_up(struct conn *conn)
     struct call *call = conn->call;
 
     conn->hung_up = true;
+    conn->hung_up_ns = clock_mono_ns();
     /* while libmicrohttpd reads it sees the end itself; a sent answer needs nobody */
     if (call && call->state >= CALL_PARSING && call->state <= CALL_STREAM) call_vanish(call);
 }
@@ -276,6 +280,19 @@ static void read_lingers(struct io_thread *io, int64_t now)
 
 /* --- time limits --- */
 
+/* Whether the kernel has had the same unsent bytes for this connection all the time since `since_ns`. */
+static bool is_stuck(struct conn *conn, int64_t now, int64_t limit_ns)
+{
+    int unsent = 0;
+
+    if (ioctl(conn->fd, SIOCOUTQ, &unsent) || unsent == 0 || unsent != conn->unsent) {
+        conn->unsent = unsent;
+        conn->unsent_ns = now;
+        return false;
+    }
+    return now - conn->unsent_ns > limit_ns;
+}
+
 static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
 {
     const struct frontend_options *o = &io->frontend->options;
@@ -285,6 +302,11 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
     if (!call || call->state <= CALL_BODY) {
         bool idle = !call && !conn->fresh;
 
+        if (conn->hung_up && now - conn->hung_up_ns > second_ns / 2) {
+            shutdown(conn->fd,
+                     SHUT_RDWR); /* an end that came with the data: libmicrohttpd has not seen it */
+            return;
+        }
         if (age_ns < (idle ? o->idle_timeout_s : o->header_timeout_s) * second_ns) return;
         atomic_fetch_add_explicit(&io->frontend->stats->connections_timed_out, 1,
                                   memory_order_relaxed);
@@ -293,6 +315,9 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
                now - call->last_taken_ns > o->client_stall_s * second_ns) {
         log_info("client stalled", "request_id=%s", call->request_id);
         call_vanish(call);
+    } else if (call->state == CALL_SENT && is_stuck(conn, now, o->client_stall_s * second_ns)) {
+        log_info("client stalled", "request_id=%s", call->request_id);
+        shutdown(conn->fd, SHUT_RDWR);
     }
 }
 
@@ -316,7 +341,7 @@ static int wait_ms(struct io_thread *io)
     MHD_UNSIGNED_LONG_LONG mhd_ms;
     int ms = io->conns || io->linger_count || atomic_load(&io->stopping) ? 1000 : -1;
 
-    if (io->again) return 0;
+    if (io->again || io->closed_one) return 0;
     if (MHD_get_timeout(io->mhd, &mhd_ms) == MHD_YES && (ms < 0 || mhd_ms < (unsigned)ms))
         ms = mhd_ms > 1000 ? 1000 : (int)mhd_ms;
     return ms;
@@ -346,6 +371,7 @@ static void turn(struct io_thread *io, int ms)
     if (done) take_done(io);
     if (bell) answer_bell(io);
     take_again(io);
+    io->closed_one = false;
     MHD_run(io->mhd);
     int64_t now = clock_mono_ns();
 

@@ -47,6 +47,16 @@ static double read_real(struct reader *r, const char *suffix, double fallback)
     return value;
 }
 
+/* Refuses 0, and more than `most`, at the key that says so. `value` was read last. */
+static uint32_t within(struct reader *r, uint32_t value, uint32_t most)
+{
+    char text[80];
+
+    snprintf(text, sizeof text, "is %u; 1 to %u is right", value, most);
+    if (!r->st && (value == 0 || value > most)) fault(r, STATUS_INVALID, text);
+    return value;
+}
+
 /* A number, or an array of the same number for every layer. */
 static uint32_t read_layer_count(struct reader *r, const char *suffix, uint32_t fallback)
 {
@@ -80,7 +90,7 @@ static const struct arch *find_arch(struct reader *r, char *name, size_t size)
     for (uint32_t i = 0; arch_all[i]; i++)
         if (arch_all[i]->in_gguf && strcmp(arch_all[i]->name, name) == 0) return arch_all[i];
     snprintf(sentence, sizeof sentence,
-             "architecture '%s' is not supported; llama, qwen2 and qwen3 are", name);
+             "architecture '%s' is not supported; llama, qwen2, qwen3 and gemma3 are", name);
     fault(r, STATUS_UNSUPPORTED, sentence);
     return NULL;
 }
@@ -91,7 +101,9 @@ static void read_rope(struct reader *r, struct model_config *out)
     struct slice type = SLICE("none");
     double attn_factor;
 
-    rope->theta = read_real(r, "rope.freq_base", 10000);
+    rope->theta = read_real(r, "rope.freq_base", out->arch->theta > 0 ? out->arch->theta : 10000);
+    out->has_rope_local = out->arch->window == ARCH_WINDOW_PATTERN;
+    if (out->has_rope_local) out->rope_local.theta = read_real(r, "rope.freq_base_swa", 10000);
     rope->factor = read_real(r, "rope.scaling.factor", read_real(r, "rope.scale_linear", 1));
     rope->original_context =
         read_real(r, "rope.scaling.original_context_length", out->context_tokens);
@@ -164,6 +176,8 @@ static void check_key(void *ctx, const char *key, const char *value_text)
                                         "attention.key_length",
                                         "attention.value_length",
                                         "attention.sliding_window",
+                                        "attention.sliding_window_pattern",
+                                        "rope.freq_base_swa",
                                         "attention.causal",
                                         "rope.freq_base",
                                         "rope.dimension_count",
@@ -214,14 +228,11 @@ static void read_sizes(struct reader *r, struct model_config *out)
     uint32_t value_length;
     uint64_t tokens;
 
-    out->hidden = read_count(r, "embedding_length", UINT32_MAX);
-    out->layers = read_count(r, "block_count", UINT32_MAX);
-    out->heads = read_layer_count(r, "attention.head_count", UINT32_MAX);
-    out->kv_heads = read_layer_count(r, "attention.head_count_kv", out->heads);
-    if (!r->st && (!out->heads || !out->layers || out->layers > MODEL_LAYERS_MAX)) {
-        full_key(r, "attention.head_count");
-        fault(r, STATUS_INVALID, "or block_count is 0 or too large");
-    }
+    out->hidden = within(r, read_count(r, "embedding_length", UINT32_MAX), 1 << 20);
+    out->layers = within(r, read_count(r, "block_count", UINT32_MAX), MODEL_LAYERS_MAX);
+    out->heads = within(r, read_layer_count(r, "attention.head_count", UINT32_MAX), 4096);
+    out->kv_heads =
+        within(r, read_layer_count(r, "attention.head_count_kv", out->heads), out->heads);
     if (r->st) return;
     out->head_dim = read_count(r, "attention.key_length", out->hidden / out->heads);
     if (read_count(r, "rope.dimension_count", out->head_dim) != out->head_dim)
@@ -230,13 +241,26 @@ static void read_sizes(struct reader *r, struct model_config *out)
     value_length = read_count(r, "attention.value_length", out->head_dim);
     if (value_length != out->head_dim)
         fault(r, STATUS_UNSUPPORTED, "is not attention.key_length, which is not supported");
-    out->ffn = read_layer_count(r, "feed_forward_length", UINT32_MAX);
-    out->context_tokens = read_count(r, "context_length", 2048);
+    out->ffn = within(r, read_layer_count(r, "feed_forward_length", UINT32_MAX), 1 << 22);
+    out->context_tokens = within(r, read_count(r, "context_length", 2048), 1 << 27);
     out->vocab_rows = read_count(r, "vocab_size", 0);
     out->norm_eps = read_real(r, "attention.layer_norm_rms_epsilon", 1e-5);
     out->pairing = out->arch->gguf_pairing;
+    out->query_scalar = out->head_dim;
+    if (out->arch == &arch_gemma3 && out->layers == 62) /* 27B; the format has no key for it */
+        out->query_scalar = (double)out->hidden / out->heads;
     if (!weights_meta_array_len(r->w, "tokenizer.ggml.tokens", &tokens) && tokens < INT32_MAX)
         out->vocab_tokens = (uint32_t)tokens;
+}
+
+static void read_windows(struct reader *r, struct model_config *out)
+{
+    uint32_t window = read_count(r, "attention.sliding_window", 0), every = 0;
+
+    if (out->arch->window == ARCH_WINDOW_PATTERN)
+        every = read_count(r, "attention.sliding_window_pattern", out->arch->window_every);
+    for (uint32_t i = 0; i < out->layers; i++)
+        out->windows[i] = every && (i + 1) % every == 0 ? 0 : window;
 }
 
 enum status config_read_gguf(struct weights *weights, struct arena *arena, struct model_config *out,
@@ -244,18 +268,15 @@ enum status config_read_gguf(struct weights *weights, struct arena *arena, struc
 {
     char name[64];
     struct reader r = {.w = weights, .err = err, .arch = name};
-    uint32_t window = 0;
 
     out->arch = find_arch(&r, name, sizeof name);
     if (!r.st) read_sizes(&r, out);
     if (!r.st) read_rope(&r, out);
     if (!r.st) check_neutral(&r);
-    if (!r.st) window = read_count(&r, "attention.sliding_window", 0);
     if (!r.st) weights_meta_each(weights, check_key, &r);
     if (r.st) return r.st;
     out->windows = arena_alloc(arena, out->layers * sizeof *out->windows);
     if (!out->windows) return error_set(err, STATUS_NOMEM, "no memory for %u layers", out->layers);
-    for (uint32_t i = 0; i < out->layers; i++)
-        out->windows[i] = window;
-    return STATUS_OK;
+    read_windows(&r, out);
+    return r.st;
 }

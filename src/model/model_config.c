@@ -16,14 +16,6 @@ bool config_key_sounds_grave(const char *key)
     return false;
 }
 
-static enum status check_number(uint64_t value, uint64_t low, uint64_t high, const char *what,
-                                struct error *err)
-{
-    if (value >= low && value <= high) return STATUS_OK;
-    return error_set(err, STATUS_INVALID, "%s is %llu; %llu to %llu is right", what,
-                     (unsigned long long)value, (unsigned long long)low, (unsigned long long)high);
-}
-
 static enum status check_rope(const struct rope_config *r, struct error *err)
 {
     if (!(r->theta > 0) || !isfinite(r->theta))
@@ -50,23 +42,21 @@ static enum status check_rope(const struct rope_config *r, struct error *err)
 
 static enum status check_config(const struct model_config *c, struct error *err)
 {
-    enum status st = check_number(c->hidden, 1, 1 << 20, "the hidden size", err);
+    enum status st = STATUS_OK;
 
-    if (!st) st = check_number(c->layers, 1, MODEL_LAYERS_MAX, "the number of layers", err);
-    if (!st) st = check_number(c->heads, 1, 4096, "the number of attention heads", err);
-    if (!st) st = check_number(c->kv_heads, 1, c->heads, "the number of KV heads", err);
-    if (!st) st = check_number(c->head_dim, 8, 512, "head_dim", err);
-    if (!st) st = check_number(c->ffn, 1, 1 << 22, "the feed-forward size", err);
-    if (!st) st = check_number(c->context_tokens, 1, 1 << 27, "the context length", err);
+    if (c->head_dim < 8 || c->head_dim > 512 || c->head_dim % 8)
+        st = error_set(err, STATUS_UNSUPPORTED,
+                       "head_dim is %u; a multiple of 8 from 8 to 512 is right", c->head_dim);
     if (!st && c->heads % c->kv_heads)
         st = error_set(err, STATUS_INVALID, "%u attention heads cannot share %u KV heads evenly",
                        c->heads, c->kv_heads);
-    if (!st && c->head_dim % 8)
-        st = error_set(err, STATUS_UNSUPPORTED, "head_dim is %u; a multiple of 8 is right",
-                       c->head_dim);
     if (!st && !(c->norm_eps >= 0 && c->norm_eps < 1))
         st = error_set(err, STATUS_INVALID, "the norm epsilon is %g; 0 to 1 is right", c->norm_eps);
-    return st ? st : check_rope(&c->rope, err);
+    if (!st && !(c->query_scalar > 0 && isfinite(c->query_scalar)))
+        st = error_set(err, STATUS_INVALID, "query_pre_attn_scalar is %g; above 0 is right",
+                       c->query_scalar);
+    if (!st) st = check_rope(&c->rope, err);
+    return st || !c->has_rope_local ? st : check_rope(&c->rope_local, err);
 }
 
 enum status model_config_read(struct weights *weights, struct arena *arena,

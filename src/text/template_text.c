@@ -355,6 +355,18 @@ void sink_float(struct sink *s, double f)
     sink_printf(s, "%.*f", count > 1 ? count : 1, f);
 }
 
+static void sink_int(struct sink *s, int64_t i)
+{
+    char digits[24], *at = digits + sizeof digits;
+    uint64_t left = i < 0 ? 0 - (uint64_t)i : (uint64_t)i;
+
+    do
+        *--at = (char)('0' + left % 10);
+    while (left /= 10);
+    if (i < 0) *--at = '-';
+    sink_put(s, at, (size_t)(digits + sizeof digits - at), false);
+}
+
 /* A string as Python's repr writes it. */
 static void sink_repr_str(struct sink *s, const struct str *text)
 {
@@ -452,7 +464,7 @@ void sink_repr(struct sink *s, struct value v)
     case V_UNDEFINED: sink_text(s, "Undefined"); return;
     case V_NONE: sink_text(s, "None"); return;
     case V_BOOL: sink_text(s, v.b ? "True" : "False"); return;
-    case V_INT: sink_printf(s, "%lld", (long long)v.i); return;
+    case V_INT: sink_int(s, v.i); return;
     case V_FLOAT: sink_float(s, v.f); return;
     case V_STR:
         if (v.sub) sink_text(s, "Markup(");

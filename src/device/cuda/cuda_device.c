@@ -350,11 +350,17 @@ static enum status start(struct cuda_device *d, struct error *err)
         return error_set(err, STATUS_UNSUPPORTED,
                          "%s has compute capability %d.%d; 8.0 and up are right", prop.name,
                          prop.major, prop.minor);
+    d->memory_bytes = prop.totalGlobalMem;
     d->ctx.type = d->options.compute_dtype == DTYPE_F16 ? KERNEL_F16 : KERNEL_BF16;
     snprintf(d->description, sizeof d->description, "CUDA, %.100s, code for sm_%d, %s, %s",
              prop.name, d->ctx.capability, d->ctx.type == KERNEL_F16 ? "f16" : "bf16",
              d->options.enforce_eager ? "no graphs" : "graphs");
     return STATUS_OK;
+}
+
+static uint64_t memory_bytes(const struct device *device)
+{
+    return ((const struct cuda_device *)device)->memory_bytes;
 }
 
 enum status device_open_cuda(const struct device_options *options, struct device **out,
@@ -372,6 +378,7 @@ enum status device_open_cuda(const struct device_options *options, struct device
         .kv_block_bytes = kv_block_bytes,
         .kv_copy_out = kv_copy_out,
         .kv_copy_in = kv_copy_in,
+        .memory_bytes = memory_bytes,
     };
     struct cuda_device *d = calloc(1, sizeof *d);
     pthread_condattr_t mono;

@@ -43,6 +43,7 @@ struct cuda_device {
     uint32_t *gemm_ids; /* [b.weight_count] */
     cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
     char description[160];
+    uint64_t memory_bytes; /* all that the GPU has */
 
     struct cuda_flight_state flights[CUDA_STEPS_MAX];
     pthread_t thread;

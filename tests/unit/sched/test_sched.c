@@ -67,8 +67,14 @@ static void world_init(struct world *w, uint32_t rows, uint32_t logits, bool sha
                                        .kv_blocks = {12, shares ? 12 : 8},
                                        .bias_max = 2,
                                        .banned_max = 4};
-    w->options = (struct sched_options){
-        .max_num_seqs = SLOTS, .max_num_batched_tokens = rows, .share_prefixes = shares};
+    w->options = (struct sched_options){.max_num_seqs = SLOTS,
+                                        .max_num_batched_tokens = rows,
+                                        .share_prefixes = shares,
+                                        .class_age_ns = 50};
+    if (shares) { /* with a window, and chunks cut by predicted time: the model must hold all the same */
+        w->options.max_wait_ns = 30;
+        w->options.max_step_ns = 200;
+    }
     EXPECT_OK_ERR(sched_create(&w->options, &w->plan, &w->limits, &w->sched, &err), &err);
     w->memory = aligned_alloc(64, step_bytes(&w->plan, &w->limits));
     memset(w->memory, 0, step_bytes(&w->plan, &w->limits));
@@ -114,13 +120,14 @@ static void add(struct world *w)
         .biases = biases,
         .priority = (int32_t)test_rand_below(3),
         .credit = &m->credit,
+        .tenant = w->shares ? test_rand_below(3) : 7,
     };
     if (m->seq.max_new > CONTEXT - m->seq.prompt_count)
         m->seq.max_new = CONTEXT - m->seq.prompt_count;
     if (m->seq.max_new == 0) m->seq.score_prompt = true;
     if (m->seq.max_new == 0 && m->seq.prompt_count < 2) m->seq.prompt_count = 2;
     EXPECT_OK_ERR(sched_fits(w->sched, &m->seq, &err), &err);
-    sched_add(w->sched, &m->seq);
+    sched_add(w->sched, &m->seq, (int64_t)w->steps);
 }
 
 static void end(struct world *w, struct model *m)
@@ -136,6 +143,14 @@ static bool decodes(const struct model *m)
            m->planned < m->seq.max_new && m->computed + 1 == m->seq.prompt_count + m->planned;
 }
 
+/* Arrival, and 50 steps more for each class. */
+static int64_t due(const struct model *m)
+{
+    uint32_t left = m->seq.max_new - m->planned;
+
+    return m->seq.arrived_ns + (left <= 8 ? 0 : left <= 64 ? 50 : 100);
+}
+
 /* The waiting sequence that must be next. */
 static struct model *first_waiting(struct world *w)
 {
@@ -145,7 +160,9 @@ static struct model *first_waiting(struct world *w)
         struct model *m = &w->models[i];
         if (!m->used || m->seq.state != SEQ_WAITING) continue;
         if (!first || m->seq.priority > first->seq.priority ||
-            (m->seq.priority == first->seq.priority && m->seq.arrival < first->seq.arrival))
+            (m->seq.priority == first->seq.priority &&
+             (due(m) < due(first) ||
+              (due(m) == due(first) && m->seq.arrival < first->seq.arrival))))
             first = m;
     }
     return first;
@@ -403,6 +420,7 @@ static void finish_step(struct world *w)
             end(w, m);
     }
     w->done_no++;
+    sched_observe(w->sched, flight, 10 * flight->row_count);
     sched_step_done(w->sched, w->done_no);
 }
 
@@ -488,7 +506,7 @@ TEST(random_operations_with_few_logits)
     run(40, 2, false, test_long() ? 2000000 : 40000);
 }
 
-TEST(random_operations_with_shared_prefixes)
+TEST(random_operations_with_shared_prefixes_and_a_window)
 {
     run(64, 64, true, test_long() ? 3000000 : 60000);
 }

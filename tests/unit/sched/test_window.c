@@ -1,0 +1,118 @@
+/* test_window.c - the window is zero where holding back gains nothing, and no longer than fills the batch; the cost model finds the
+ * step times that it is shown.
+ * Method: arrivals at given rates on a made-up clock; step times from a known formula with noise. */
+#include "test.h"
+
+#include "sched/cost_model.h"
+#include "sched/window.h"
+
+enum { MS = 1000000 };
+
+static int64_t arrive(struct window *w, double rate, double seconds, int64_t now_ns)
+{
+    for (int64_t end_ns = now_ns + (int64_t)(seconds * 1e9); now_ns < end_ns;
+         now_ns += (int64_t)(1e9 / rate))
+        window_arrival(w, now_ns);
+    return now_ns;
+}
+
+TEST(the_rate_is_found_and_forgotten)
+{
+    struct window w;
+
+    window_init(&w, 2 * MS, 0);
+    int64_t now_ns = arrive(&w, 1000, 6, 5 * MS);
+    EXPECT_NEAR(window_rate(&w, now_ns), 1000, 30);
+    EXPECT_TRUE(window_rate(&w, now_ns + 10000 * (int64_t)MS) < 1);
+}
+
+TEST(the_window_follows_the_rate)
+{
+    struct window w;
+
+    window_init(&w, 2 * MS, 0);
+    int64_t now_ns = arrive(&w, 100, 6, 0);
+    EXPECT_EQ(window_length_ns(&w, 64, now_ns), 0); /* 0.2 more in 2 ms: not worth it */
+    now_ns = arrive(&w, 2000, 6, now_ns);
+    EXPECT_EQ(window_length_ns(&w, 64, now_ns), 2 * MS); /* four more */
+    now_ns = arrive(&w, 100000, 6, now_ns);
+    EXPECT_NEAR((double)window_length_ns(&w, 64, now_ns), 0.64 * MS, 0.05 * MS); /* a batch */
+}
+
+TEST(it_opens_when_idle_full_or_old)
+{
+    struct window w;
+
+    window_init(&w, 2 * MS, 0);
+    int64_t now_ns = arrive(&w, 2000, 6, 0);
+    EXPECT_TRUE(!window_opens(&w, true, 0, 8, now_ns, now_ns, 0)); /* nobody waits */
+    EXPECT_TRUE(!window_opens(&w, true, 3, 0, now_ns, now_ns, 0)); /* no room */
+    EXPECT_TRUE(window_opens(&w, true, 1, 8, now_ns, now_ns, 0));
+    EXPECT_TRUE(!window_opens(&w, false, 1, 8, now_ns, now_ns, 0));
+    EXPECT_TRUE(window_opens(&w, false, 8, 8, now_ns, now_ns, 0));
+    EXPECT_TRUE(!window_opens(&w, false, 1, 8, now_ns - MS, now_ns, 0));
+    EXPECT_TRUE(window_opens(&w, false, 1, 8, now_ns - 2 * MS, now_ns, 0));
+    EXPECT_TRUE(
+        window_opens(&w, false, 1, 8, now_ns - MS, now_ns, MS)); /* the next chance is too late */
+    w.fired[WINDOW_AGE]--;
+    EXPECT_EQ(w.fired[WINDOW_IDLE], 1);
+    EXPECT_EQ(w.fired[WINDOW_SIZE], 1);
+    EXPECT_EQ(w.fired[WINDOW_AGE], 1);
+    w.target = 1000; /* tokens a second, and none are computed */
+    EXPECT_TRUE(window_opens(&w, false, 1, 8, now_ns, now_ns, 0));
+    window_computed(&w, 900, now_ns);
+    EXPECT_TRUE(!window_opens(&w, false, 1, 8, now_ns, now_ns, 0));
+    EXPECT_EQ(w.fired[WINDOW_THROUGHPUT], 1);
+}
+
+static int64_t true_ns(uint32_t rows, uint64_t pairs, double speed)
+{
+    return (int64_t)((3e6 + 2.5e5 * rows + 40.0 * (double)pairs) * speed *
+                     (1 + 0.05 * (test_rand_unit() - 0.5)));
+}
+
+static void observe(struct cost_model *m, int steps, double speed)
+{
+    for (int i = 0; i < steps; i++) {
+        uint32_t rows = 1 + test_rand_below(test_rand_below(3) ? 16 : 512);
+        uint64_t pairs = cost_pairs(test_rand_below(3000), rows);
+
+        cost_model_observe(m, rows, pairs, true_ns(rows, pairs, speed));
+    }
+}
+
+TEST(the_cost_model_predicts_what_it_has_seen_and_follows_a_change)
+{
+    struct cost_model m;
+
+    cost_model_init(&m);
+    EXPECT_TRUE(!cost_model_ready(&m));
+    for (int speed = 1; speed <= 2; speed++) {
+        observe(&m, 2000, speed);
+        EXPECT_TRUE(cost_model_ready(&m));
+        for (int i = 0; i < 100; i++) {
+            uint32_t rows = 16 + test_rand_below(400);
+            uint64_t pairs = cost_pairs(test_rand_below(2000), rows);
+            double want = (double)true_ns(rows, pairs, speed);
+
+            EXPECT_NEAR((double)cost_model_predict(&m, rows, pairs), want, 0.05 * want + 1e6);
+        }
+    }
+    /* the most rows that stay within a time: one more would not */
+    uint32_t rows = cost_model_rows(&m, 10, 1000, 500, 512, 60000000);
+    EXPECT_TRUE(rows > 0 && rows < 512);
+    EXPECT_TRUE(cost_model_predict(&m, 10 + rows, 1000 + cost_pairs(500, rows)) <= 60000000);
+    EXPECT_TRUE(cost_model_predict(&m, 11 + rows, 1000 + cost_pairs(500, rows + 1)) > 60000000);
+    EXPECT_EQ(cost_model_rows(&m, 10, 1000, 500, 512, 1000), 0);
+}
+
+TEST(steps_all_alike_do_not_blow_the_model_up)
+{
+    struct cost_model m;
+
+    cost_model_init(&m);
+    for (int i = 0; i < 1000000; i++)
+        cost_model_observe(&m, 1, 100, 5000000);
+    EXPECT_NEAR((double)cost_model_predict(&m, 1, 100), 5e6, 5e4);
+    EXPECT_TRUE(cost_model_predict(&m, 512, 200000) < INT64_C(100000000000));
+}
