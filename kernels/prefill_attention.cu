@@ -102,11 +102,14 @@ __global__ void __launch_bounds__(THREADS, 2)
         *(uint4 *)(qs + i * S::K_STRIDE + piece * 8) = v;
     }
 
-    /* Position of row i * 8 + r of tile t; a division, and only needed at the edges. */
-    const auto position_of = [&](int t, int i) {
-        const int pair = tile.pair + warp * MT * 16 + t * 16 + r + i * 8;
-        return pair < pairs ? tile.position + pair / group : pos_last;
-    };
+    int row_pos[MT][2];
+#pragma unroll
+    for (int t = 0; t < MT; t++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int pair = tile.pair + warp * MT * 16 + t * 16 + r + i * 8;
+            row_pos[t][i] = pair < pairs ? tile.position + pair / group : pos_last;
+        }
     const float to_log2 = a.softcap > 0.f ? 1.f : a.scale * LOG2E;
     float o[MT][DN][4], m[MT][2], l[MT][2];
 #pragma unroll
@@ -117,10 +120,6 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int i = 0; i < DN; i++)
             o[t][i][0] = o[t][i][1] = o[t][i][2] = o[t][i][3] = 0.f;
     }
-    const uint32_t k_at = smem_addr(sm + ((lane >> 4) * 8 + (lane & 7)) * S::K_STRIDE +
-                                    ((lane >> 3) & 1) * 8),
-                   v_at = smem_addr(sm + S::K_ELEMENTS +
-                                    (((lane >> 3) & 1) * D + (lane >> 4) * 8 + (lane & 7)) * 8);
     const uint32_t q_at =
         smem_addr(qs + (warp * MT * 16 + (lane & 15)) * S::K_STRIDE + (lane >> 4) * 8);
 
@@ -145,9 +144,6 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
                 for (int n = 0; n < NT; n++)
                     s[t][n][0] = s[t][n][1] = s[t][n][2] = s[t][n][3] = 0.f;
-            const uint32_t buffer = ((j - j_first) & 1) * S::STAGE * 2; /* bytes */
-            uint32_t B[2][4]; /* a fragment in use, and the next on its way */
-            ldmatrix_x4(B[0], k_at + buffer);
 #pragma unroll
             for (int ks = 0; ks < KS; ks++) {
                 uint32_t Q[MT][4];
@@ -156,18 +152,14 @@ __global__ void __launch_bounds__(THREADS, 2)
                     ldmatrix_x4(Q[t], q_at + (t * 16 * S::K_STRIDE + ks * 16) * 2);
 #pragma unroll
                 for (int n = 0; n < NT; n += 2) {
-                    const int at = ks * (NT / 2) + n / 2, next = at + 1;
-                    if (next < KS * NT / 2)
-                        ldmatrix_x4(
-                            B[next & 1],
-                            k_at + buffer +
-                                (next % (NT / 2) * 16 * S::K_STRIDE + next / (NT / 2) * 16) * 2);
+                    uint32_t b[4];
+                    ldmatrix_x4(b,
+                                smem_addr(k + (n * 8 + (lane >> 4) * 8 + (lane & 7)) * S::K_STRIDE +
+                                          ks * 16 + ((lane >> 3) & 1) * 8));
 #pragma unroll
                     for (int t = 0; t < MT; t++) {
-                        mma_16816<T>(s[t][n], Q[t][0], Q[t][1], Q[t][2], Q[t][3], B[at & 1][0],
-                                     B[at & 1][1]);
-                        mma_16816<T>(s[t][n + 1], Q[t][0], Q[t][1], Q[t][2], Q[t][3], B[at & 1][2],
-                                     B[at & 1][3]);
+                        mma_16816<T>(s[t][n], Q[t][0], Q[t][1], Q[t][2], Q[t][3], b[0], b[1]);
+                        mma_16816<T>(s[t][n + 1], Q[t][0], Q[t][1], Q[t][2], Q[t][3], b[2], b[3]);
                     }
                 }
             }
@@ -184,13 +176,12 @@ __global__ void __launch_bounds__(THREADS, 2)
                                 a.softcap * LOG2E * tanhf(s[t][n][e] * a.scale / a.softcap);
                 }
                 if (edge) {
-                    const int pos0 = position_of(t, 0), pos1 = position_of(t, 1);
 #pragma unroll
                     for (int n = 0; n < NT; n++)
 #pragma unroll
                         for (int e = 0; e < 4; e++) {
                             const int token = first + n * 8 + 2 * q + (e & 1),
-                                      pos = e < 2 ? pos0 : pos1;
+                                      pos = row_pos[t][e >> 1];
                             if (token > pos || (a.window && token + (int)a.window <= pos))
                                 s[t][n][e] = MASKED;
                         }
@@ -221,7 +212,6 @@ __global__ void __launch_bounds__(THREADS, 2)
                     }
                 }
             }
-            ldmatrix_x4(B[0], v_at + buffer);
 #pragma unroll
             for (int ks = 0; ks < TOKENS / 16; ks++) {
                 uint32_t A[MT][4];
@@ -234,17 +224,14 @@ __global__ void __launch_bounds__(THREADS, 2)
                 }
 #pragma unroll
                 for (int d = 0; d < DN; d += 2) {
-                    const int at = ks * (DN / 2) + d / 2, next = at + 1;
-                    if (next < TOKENS / 16 * DN / 2)
-                        ldmatrix_x4(B[next & 1],
-                                    v_at + buffer +
-                                        (next / (DN / 2) * 2 * D + next % (DN / 2) * 16) * 16);
+                    uint32_t b[4];
+                    ldmatrix_x4(b, smem_addr(v + ((ks * 2 + ((lane >> 3) & 1)) * D + d * 8 +
+                                                  (lane >> 4) * 8 + (lane & 7)) *
+                                                     8));
 #pragma unroll
                     for (int t = 0; t < MT; t++) {
-                        mma_16816<T>(o[t][d], A[t][0], A[t][1], A[t][2], A[t][3], B[at & 1][0],
-                                     B[at & 1][1]);
-                        mma_16816<T>(o[t][d + 1], A[t][0], A[t][1], A[t][2], A[t][3], B[at & 1][2],
-                                     B[at & 1][3]);
+                        mma_16816<T>(o[t][d], A[t][0], A[t][1], A[t][2], A[t][3], b[0], b[1]);
+                        mma_16816<T>(o[t][d + 1], A[t][0], A[t][1], A[t][2], A[t][3], b[2], b[3]);
                     }
                 }
             }
