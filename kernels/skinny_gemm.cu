@@ -425,8 +425,9 @@ cudaError_t launch_skinny(const struct kernel_context *ctx, const struct skinny_
 {
     const struct skinny_weight *w = a->weight;
     const bool norm = a->norm_gain != NULL;
-    const bool short_tiles =
-        a->M <= 8 && w->K <= SHORT_K && (w->N + 15) / 16 > (uint32_t)ctx->sm_count;
+    /* also where a block has one tile only: the small products of a layer then run one code, and find it in the
+     * instruction cache (2 % of a small model's step) */
+    const bool short_tiles = a->M <= 8 && w->K <= SHORT_K;
     const shape s = short_tiles ? plan_shape<1, 2>(a->M, w->K, w->blocks, norm)
                     : a->M <= 8 ? plan_shape<1, 1>(a->M, w->K, w->blocks, norm)
                                 : plan_shape<2, 1>(a->M, w->K, w->blocks, norm);
