@@ -217,7 +217,7 @@ static struct step_open sampling_state(const struct request *r, uint32_t prompt_
 /* What of the prompt is to stay: as the request says, or the longest pin of the options that it begins with. */
 static void set_pin(const struct engine *e, const struct request *r, struct sequence *seq)
 {
-    seq->pin_tokens = r->pin_tokens;
+    seq->pin_tokens = r->pin_s ? r->pin_tokens : 0;
     seq->pin_s = r->pin_s;
     if (r->pin_s) return;
     for (uint32_t i = 0; i < e->options.pin_count; i++) {
