@@ -39,7 +39,11 @@ struct api_model {
         *fingerprint;   /* system_fingerprint: changes with model, quantisation, sampling code */
     bool no_logits;     /* the null device: logprobs, echo and best_of above n are refused */
     bool trust_content; /* operator's choice: special tokens are read inside user text too */
+    uint32_t token_bytes_max; /* the longest token, by api_model_prepare; 0: not known */
 };
+
+/* Fills what follows from the rest (token_bytes_max). O(vocabulary); once, before the first request. */
+void api_model_prepare(struct api_model *model);
 
 /* --- faults --- */
 

@@ -1,6 +1,17 @@
 /* api_models.c - GET /v1/models: docs/api.md section 6. */
 #include "api/api.h"
 #include "api/json_out.h"
+#include "text/tokenizer.h"
+
+void api_model_prepare(struct api_model *model)
+{
+    model->token_bytes_max = 1;
+    for (uint32_t id = 0; id < model->vocab_size; id++) {
+        size_t len = tokenizer_token_bytes(model->tokenizer, (int32_t)id).len;
+
+        if (len > model->token_bytes_max) model->token_bytes_max = (uint32_t)len;
+    }
+}
 
 static void put_model(const struct api_model *model, const char *name, struct buf *out)
 {

@@ -82,6 +82,45 @@ static bool encode_chat(struct draft *d)
                       "The conversation gives an empty prompt with this model's template.");
 }
 
+static uint64_t text_bytes(const json_t *value)
+{
+    const json_t *item;
+    uint64_t bytes = 0;
+    size_t i;
+
+    if (json_is_string(value)) return json_string_length(value);
+    json_array_foreach(value, i, item)
+    {
+        const json_t *part = json_object_get(item, "text");
+
+        bytes += json_string_length(part ? part : item);
+    }
+    return bytes;
+}
+
+/* What can never fit is not tokenised: a text thread would be held for seconds. The model's name is looked at first, as
+ * 404 comes before the context. */
+static bool check_text_size(struct draft *d)
+{
+    const json_t *prompt = params_field(d->body, "prompt"), *item;
+    uint64_t largest = 0;
+    size_t i;
+
+    if (d->params.truncate_prompt_tokens > 0) return true;
+    json_array_foreach(d->messages.list, i, item) largest +=
+        text_bytes(json_object_get(item, "content"));
+    if (d->route == API_COMPLETIONS && json_is_string(prompt)) largest = json_string_length(prompt);
+    if (d->route == API_COMPLETIONS)
+        json_array_foreach(prompt, i, item) if (json_string_length(item) > largest) largest =
+            json_string_length(item);
+    struct api_fault fault;
+
+    if (params_text_fits(d->model, largest, d->route == API_CHAT ? "messages" : "prompt", &fault))
+        return true;
+    if (params_model(d->model, d->body, d->fault)) *d->fault = fault;
+    return false;
+}
+
 /* Keeps the last truncate_prompt_tokens of each prompt. */
 static void truncate_prompts(struct draft *d)
 {
@@ -102,9 +141,13 @@ static bool check_counts(struct draft *d)
     uint64_t sequences = (uint64_t)d->prompts.count * (uint64_t)d->params.best_of;
 
     if (sequences <= d->model->sequences_max) return true;
-    return api_refuse(d->fault, 400, "invalid_value", d->params.best_of > 1 ? "n" : "prompt",
-                      "prompts times best_of may be at most %u; here it is %" PRIu64 ".",
-                      d->model->sequences_max, sequences);
+    const char *name = d->params.best_of > 1 ? "n" : "prompt";
+
+    return api_refuse(
+        d->fault, 400, "invalid_value", name,
+        "%s asks for too much: the number of prompts times best_of may be at most %u; "
+        "here it is %" PRIu64 ".",
+        name, d->model->sequences_max, sequences);
 }
 
 /* --- the context: section 18.2 --- */
@@ -355,6 +398,7 @@ static bool generate(struct draft *d, struct api_answer *out)
 
     if (chat && !messages_read(d->body, false, &d->messages, d->fault)) return false;
     if (!params_read(d->model, d->route, d->body, &d->params, d->fault)) return false;
+    if (!check_text_size(d)) return false;
     if (chat ? !encode_chat(d)
              : !prompts_read(d->model, d->body, d->params.add_special, &d->prompts, d->fault))
         return false;

@@ -77,7 +77,7 @@ bool params_int(const json_t *body, const char *name, int64_t low, int64_t high,
     /* a real beyond int64 saturates, and so would pass for a bound that is int64's own: seen before */
     if (!params_integral(value, &got) || got < low || got > high ||
         (json_is_real(value) &&
-         (json_real_value(value) >= 0x1p63 || json_real_value(value) < -0x1p63)))
+         (json_real_value(value) >= 0x1p63 || json_real_value(value) <= -0x1p63)))
         return high == INT64_MAX
                    ? api_refuse(fault, 400, "invalid_value", name,
                                 "%s must be an integer from %lld on that fits 64 bits.", name,
@@ -134,6 +134,19 @@ bool params_model(const struct api_model *model, const json_t *body, struct api_
                       (int)(name.len < 200 ? name.len : 200), name.ptr, model->names[0]);
 }
 
+bool params_text_fits(const struct api_model *model, uint64_t bytes, const char *param,
+                      struct api_fault *fault)
+{
+    uint64_t per_token = 4 * (uint64_t)model->token_bytes_max;
+
+    if (!per_token || bytes / per_token <= model->context_tokens) return true;
+    return api_refuse(fault, 400, "context_length_exceeded", param,
+                      "This model's maximum context length is %u tokens. However, your prompt has "
+                      "%llu bytes, which is more than %llu tokens. Please shorten it.",
+                      model->context_tokens, (unsigned long long)bytes,
+                      (unsigned long long)(bytes / per_token));
+}
+
 /* --- fields that this build lacks --- */
 
 static bool is_default(const json_t *value, const char *as)
@@ -169,6 +182,15 @@ static const struct {
     {"functions", NULL, 1 << API_CHAT},
     {"function_call", NULL, 1 << API_CHAT},
 };
+
+/* The one of them whose type the contract names. */
+static bool check_suffix(const json_t *body, enum api_route route, struct api_fault *fault)
+{
+    const json_t *suffix = params_field(body, "suffix");
+
+    return route != API_COMPLETIONS || !suffix || json_is_string(suffix) ||
+           wrong_type(fault, "suffix", "a string", suffix);
+}
 
 static bool refuse_lacking(const json_t *body, enum api_route route, struct api_fault *fault)
 {
@@ -450,7 +472,8 @@ bool params_read(const struct api_model *model, enum api_route route, const json
                            .skip_special = true,
                            .add_special = route == API_COMPLETIONS};
     out->seed_given = params_field(body, "seed") != NULL;
-    return refuse_lacking(body, route, fault) && read_response_format(body, fault) &&
+    return check_suffix(body, route, fault) && refuse_lacking(body, route, fault) &&
+           read_response_format(body, fault) &&
            (route != API_CHAT || read_modalities(body, fault)) && read_strings(body, fault) &&
            read_stream(body, out, fault) &&
            (route == API_CHAT || params_bool(body, "echo", &out->echo, fault)) &&

@@ -48,6 +48,10 @@ bool params_integral(const json_t *value, int64_t *out);
 /* A token id of the vocabulary in `value`; else the fault, with `param` (a path below the field). */
 bool params_token_id(const struct api_model *model, const json_t *value, const char *param,
                      int32_t *out, struct api_fault *fault);
+/* Whether a text can fit the context at all, before it is tokenised: a token stands for at most the longest token's bytes
+ * (times 4, for normalisers that shorten text). So a text of megabytes is refused in microseconds. */
+bool params_text_fits(const struct api_model *model, uint64_t bytes, const char *param,
+                      struct api_fault *fault);
 /* The `model` field: absent, or one of the served names. 404 otherwise. */
 bool params_model(const struct api_model *model, const json_t *body, struct api_fault *fault);
 /* "an object", "a string" ...: for messages. */

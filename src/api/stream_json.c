@@ -277,6 +277,26 @@ void stream_put_prompt_entries(struct api_stream *s, uint32_t c)
     buf_fini(&text);
 }
 
+/* Appends "," and the second list to the first, and ends the second. */
+static void move_behind(struct buf *list, struct buf *second)
+{
+    if (second->len) {
+        if (list->len) put(list, ",");
+        buf_append_slice(list, buf_slice(second));
+    }
+    buf_fini(second);
+}
+
+/* Puts a list behind another, and ends it. */
+static void join_logprobs(struct logprob_json *list, struct logprob_json *second)
+{
+    move_behind(&list->tokens, &second->tokens);
+    move_behind(&list->numbers, &second->numbers);
+    move_behind(&list->tops, &second->tops);
+    move_behind(&list->offsets, &second->offsets);
+    list->count += second->count;
+}
+
 /* --- events --- */
 
 static void put_choices_start(const struct api_stream *s, uint32_t c, struct buf *out)
@@ -320,7 +340,11 @@ void stream_put_echo(struct api_stream *s, uint32_t c, struct buf *out)
 {
     struct choice *choice = &s->choices[c];
 
+    struct logprob_json sampled =
+        choice->logprobs; /* of the same turn: they come after the prompt's */
+
     choice->echo_due = false;
+    choice->logprobs = (struct logprob_json){0};
     if (s->logprobs) stream_put_prompt_entries(s, c);
     buf_append_slice(out, buf_slice(&s->head));
     put_choices_start(s, c, out);
@@ -334,6 +358,7 @@ void stream_put_echo(struct api_stream *s, uint32_t c, struct buf *out)
         put_prompt_ids(s, c, out);
     }
     put(out, "}]}\n\n");
+    join_logprobs(&choice->logprobs, &sampled); /* an empty list has no comma */
 }
 
 void stream_put_delta(struct api_stream *s, uint32_t c, struct buf *out)
@@ -481,16 +506,6 @@ static void put_text(struct api_stream *s, uint32_t c, struct buf *out)
     put(out, "\"");
 }
 
-/* Appends "," and the second list to the first, and ends the second. */
-static void move_behind(struct buf *list, struct buf *second)
-{
-    if (second->len) {
-        put(list, ",");
-        buf_append_slice(list, buf_slice(second));
-    }
-    buf_fini(second);
-}
-
 /* Prompt entries come first, but the sampled ones are there already: put them behind. */
 static void put_whole_logprobs(struct api_stream *s, uint32_t c, struct buf *out)
 {
@@ -500,12 +515,7 @@ static void put_whole_logprobs(struct api_stream *s, uint32_t c, struct buf *out
     if (s->logprobs && s->echo) {
         choice->logprobs = (struct logprob_json){0};
         stream_put_prompt_entries(s, c);
-        struct logprob_json *l = &choice->logprobs;
-
-        move_behind(&l->tokens, &sampled.tokens);
-        move_behind(&l->numbers, &sampled.numbers);
-        move_behind(&l->tops, &sampled.tops);
-        move_behind(&l->offsets, &sampled.offsets);
+        join_logprobs(&choice->logprobs, &sampled);
     }
     put_logprobs(s, choice, out);
 }

@@ -104,25 +104,37 @@ static double stage_ms(const struct stage_ledger *ledger, enum request_stage sta
     return (double)ledger->ns[stage] * 1e-6;
 }
 
+/* Whether the request has come to its own end: before that the engine still writes its times. */
+static bool has_ended(const struct call *call, unsigned status)
+{
+    const char *outcome = api_stream_outcome(call->api.stream);
+
+    return status != 499 && (strcmp(outcome, "stop") == 0 || strcmp(outcome, "length") == 0);
+}
+
 static void log_done(const struct call *call, unsigned status, int64_t now)
 {
     const struct request *r = call->api.request;
     const struct api_stream *s = call->api.stream;
 
     if (!r || !s) return;
-    struct stage_ledger ledger = stage_ledger(&r->times, now);
+    const char *outcome = status == 499 ? "aborted" : api_stream_outcome(s);
+    bool whole = has_ended(call, status);
+    const struct stage_times none = {.received_ns = now};
+    struct stage_ledger ledger = stage_ledger(whole ? &r->times : &none, now);
+
     log_info("request done",
              "id=%s request_id=%s route=%s status=%u outcome=%s prompt_tokens=%u cached_tokens=%u "
              "completion_tokens=%u ttft_ms=%.1f total_ms=%.1f make_us=%.0f tokenize_ms=%.1f "
              "queue_ms=%.1f prefill_ms=%.1f decode_ms=%.1f preemptions=%u",
-             r->id, call->request_id, http_route_pattern(call->route), status,
-             status == 499 ? "aborted" : api_stream_outcome(s), r->times.prompt_tokens,
-             r->times.cached_tokens, api_stream_completion_tokens(s),
+             r->id, call->request_id, http_route_pattern(call->route), status, outcome,
+             r->times.prompt_tokens, whole ? r->times.cached_tokens : 0,
+             api_stream_completion_tokens(s),
              call->first_token_ns ? (double)(call->first_token_ns - call->received_ns) * 1e-6 : 0.0,
              (double)(now - call->received_ns) * 1e-6, (double)call->make_ns * 1e-3,
              stage_ms(&ledger, STAGE_TOKENIZE), stage_ms(&ledger, STAGE_QUEUE),
              stage_ms(&ledger, STAGE_PREFILL), stage_ms(&ledger, STAGE_DECODE),
-             r->times.preemptions);
+             whole ? r->times.preemptions : 0);
 }
 
 static void count_times(const struct call *call, int64_t now)
@@ -148,7 +160,7 @@ void call_count(struct call *call, unsigned status)
     if (status == 499 && call_is_generation(call) && call->received_ns)
         atomic_fetch_add_explicit(&stats->aborted, 1, memory_order_relaxed);
     if (!call->submitted) return;
-    if (status != 499) count_times(call, now);
+    if (has_ended(call, status)) count_times(call, now);
     atomic_fetch_add_explicit(&stats->stream_ns, call->make_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&stats->stream_tokens, api_stream_completion_tokens(call->api.stream),
                               memory_order_relaxed);
@@ -196,7 +208,7 @@ void call_run(void *job)
     enum api_state state = service_state(f);
 
     if (!atomic_load(&call->gone)) {
-        api_open(engine ? f->model : NULL, routes[call->route], state, buf_slice(&call->body),
+        api_open(engine ? &f->model : NULL, routes[call->route], state, buf_slice(&call->body),
                  &client, &call->api);
         if (call->api.kind == API_GENERATE && !atomic_load(&call->gone))
             submit(call, engine, routes[call->route]);

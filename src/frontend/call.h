@@ -36,9 +36,12 @@ struct conn {
     struct MHD_Connection *mhd;
     int fd;
     int linger_fd; /* a duplicate, when what the client still sends is to be read away after the close; else -1 */
-    int64_t since_ns;  /* of the phase */
-    bool fresh;        /* no request has ended on it yet */
-    bool hung_up;      /* the client has closed its side */
+    int64_t since_ns; /* of the phase */
+    bool fresh;       /* no request has ended on it yet */
+    bool hung_up;     /* the client has closed its side */
+    int64_t hung_up_ns;
+    int unsent; /* bytes of a sent answer that the kernel holds, and since when it is that number */
+    int64_t unsent_ns;
     struct call *call; /* NULL: idle */
     struct conn *prev, *next;
 };
@@ -89,8 +92,10 @@ struct frontend {
     struct frontend_options options;
     struct http_stats *stats;
     struct text_pool *pool;
+    struct text_pool
+        *long_pool; /* one thread for large bodies, so that small ones never wait behind them */
     _Atomic(struct engine *) engine; /* NULL: loading; set after `model` */
-    const struct api_model *model;
+    struct api_model model;
     _Atomic bool draining;
     _Atomic bool stopping;
     _Atomic uint32_t busy;

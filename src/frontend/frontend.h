@@ -47,7 +47,7 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
 /* The TCP port in use, 0 for a unix socket. */
 uint16_t frontend_port(const struct frontend *frontend);
 
-/* From here on requests are answered. Both are borrowed until frontend_stop. Once. */
+/* From here on requests are answered. The engine and what *model points to are borrowed until frontend_stop. Once. */
 void frontend_set_ready(struct frontend *frontend, struct engine *engine,
                         const struct api_model *model);
 

@@ -14,6 +14,10 @@
 #include "base/log.h"
 #include "frontend/call.h"
 
+enum {
+    LONG_BODY_BYTES = 128 << 10
+}; /* beyond it a body may take a text thread more than some 50 ms */
+
 static struct conn *conn_of(struct MHD_Connection *mhd)
 {
     const union MHD_ConnectionInfo *info =
@@ -238,7 +242,9 @@ static enum MHD_Result start_parsing(struct call *call, struct MHD_Connection *m
 {
     call->received_ns = clock_mono_ns();
     call->state = CALL_PARSING;
-    if (!text_pool_submit(call->frontend->pool, call)) {
+    struct frontend *f = call->frontend;
+
+    if (!text_pool_submit(call->body.len > LONG_BODY_BYTES ? f->long_pool : f->pool, call)) {
         io_suspend(call);
         if (call->conn->hung_up) call_vanish(call);
         return MHD_YES;

@@ -33,7 +33,8 @@ struct io_thread {
     struct leftover lingers[LINGERS_MAX];
     uint32_t linger_count;
     struct call *again; /* to be pumped in the next turn */
-    bool closed_one;    /* at its limit libmicrohttpd stops listening, and starts again in the turn after a close */
+    bool
+        closed_one; /* at its limit libmicrohttpd stops listening, and starts again in the turn after a close */
     pthread_mutex_t lock;
     struct call *done; /* under lock: parsed, newest first */
     _Atomic bool stopping;

@@ -80,9 +80,9 @@ static void answer_models(struct call *call)
         return;
     }
     if (call->route == ROUTE_MODELS)
-        api_models_body(f->model, &call->out);
+        api_models_body(&f->model, &call->out);
     else
-        api_model_body(f->model, call->model_id, &call->out, &call->fault);
+        api_model_body(&f->model, call->model_id, &call->out, &call->fault);
 }
 
 void service_answer(struct call *call)

@@ -32,6 +32,18 @@ def binary():
     pytest.exit(f"no daemon to test: build it first (looked for {', '.join(map(str, found))})", returncode=2)
 
 
+def mini_daemon():
+    """tests/e2e/mini_daemon.c of the same build, for what the real one cannot be made to do."""
+    path = binary() if binary().name == "mini_daemon" else binary().parents[1] / "tests/mini_daemon"
+    if not path.exists():
+        pytest.skip(f"{path} is not built")
+    return path
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "sanitizer: also run against the ASan and TSan builds")
+
+
 def model_path():
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
     path = pathlib.Path(os.environ.get("INFERD_SMOLLM2", cache / "inferd/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
@@ -60,8 +72,9 @@ OPTIONS = {
 
 
 class Daemon:
-    def __init__(self, tmp, keys=(), device="null", wait=True, env=None, **options):
-        self.mini = binary().name == "mini_daemon"
+    def __init__(self, tmp, keys=(), device="null", wait=True, env=None, program=None, **options):
+        self.program = program or binary()
+        self.mini = self.program.name == "mini_daemon"
         self.keys, self.device = list(keys), device
         self.log_path = tmp / f"daemon-{time.monotonic_ns()}.log"
         self.uds = options.get("uds")
@@ -82,7 +95,7 @@ class Daemon:
     def _mini_command(self, options):
         if self.device != "null":
             pytest.skip("mini_daemon has the null device only")
-        command = [str(binary()), str(model_path()), "0"]
+        command = [str(self.program), str(model_path()), "0"]
         if self.keys:
             command.append("keys=" + ",".join(self.keys))
         return command + [f"{OPTIONS[name][1]}={value}" for name, value in options.items()]
@@ -90,10 +103,8 @@ class Daemon:
     def _inferd_command(self, options):
         step_us = options.pop("step_us", 0)
         drain_ms = options.pop("drain_ms", None)
-        if "load_ms" in options:
-            pytest.skip("only mini_daemon can be made to load slowly")
         device = f"null:{step_us}" if self.device == "null" else self.device
-        command = [str(binary()), "serve", str(model_path()), "--device", device, "--port", "0",
+        command = [str(self.program), "serve", str(model_path()), "--device", device, "--port", "0",
                    "--served-model-name", "smollm2", "--served-model-name", "alias/smollm2"]
         for key in self.keys:
             command += ["--api-key", key]
@@ -199,6 +210,10 @@ class Daemon:
         for line in open(f"/proc/{self.process.pid}/status"):
             if line.startswith("VmRSS"):
                 return int(line.split()[1]) * 1024
+
+    def grown(self, before):
+        """Resident bytes above `before`; 0 where a sanitizer makes the figure mean nothing."""
+        return 0 if self.sanitized else self.rss() - before
 
     def fd_count(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

@@ -5,6 +5,8 @@ import urllib.parse
 
 import pytest
 
+pytestmark = pytest.mark.sanitizer
+
 
 def test_health_ready_version(daemon):
     assert daemon.get("/health").json() == {"status": "ok"}

@@ -16,6 +16,7 @@ def stream_text(daemon, seed, tokens=64):
     return "".join(e["choices"][0]["text"] for e in events_of(answer.body)[:-1])
 
 
+@pytest.mark.sanitizer
 def test_64_clients_at_once_get_what_each_gets_alone(daemon):
     alone = {seed: daemon.complete(prompt=f"Tale {seed}:", max_tokens=64, seed=seed, ignore_eos=True).json()["choices"][0]["text"]
              for seed in range(64)}
@@ -24,6 +25,7 @@ def test_64_clients_at_once_get_what_each_gets_alone(daemon):
     assert got == alone
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("io", [2])
 def test_two_io_threads(start, io):
     daemon = start(step_us=500, io=io, text=2)
@@ -37,8 +39,6 @@ def test_two_io_threads(start, io):
 def test_memory_does_not_grow_with_requests(start):
     """RSS after request 2,000 at most 4 MiB above request 200 (here 600, in the quick tier)."""
     daemon = start(step_us=0)
-    if daemon.sanitized:
-        pytest.skip("a sanitizer keeps freed memory")
     total = 2000 if LONG else 600
 
     def some(count):
@@ -48,7 +48,7 @@ def test_memory_does_not_grow_with_requests(start):
     some(200)
     before = daemon.rss()
     some(total - 200)
-    assert daemon.rss() - before < 4 << 20
+    assert daemon.grown(before) < 4 << 20
 
 
 def test_an_idle_daemon_sleeps(start):
@@ -72,10 +72,10 @@ def test_many_connections(start):
     """1,024 open connections (10,000 with the full counts), each of them served."""
     wanted = 10000 if LONG else 1024
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    daemon = start(step_us=0, connections=wanted + 100)  # with the soft limit as it is: the daemon raises its own
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard < 3 * wanted + 200:
+    if hard < wanted + 500:
         pytest.skip(f"only {hard} file descriptors")
-    daemon = start(step_us=0, connections=20000)
     held = []
     for _ in range(wanted):
         held.append(daemon.raw(30))
@@ -92,6 +92,7 @@ def test_many_connections(start):
         c.close()
 
 
+@pytest.mark.sanitizer
 def test_many_streams(start):
     streams = 2000 if LONG else 300
     daemon = start(step_us=2000, seqs=128, queue=4000, connections=8192)
@@ -106,12 +107,29 @@ def test_many_streams(start):
     daemon.wait_idle()
 
 
+def test_megabytes_of_text_are_refused_at_once_or_delay_nobody(daemon):
+    """A text that cannot fit is not tokenised; /tokenize, which has no limit but the body's, has a thread of its own."""
+    begin = time.monotonic()
+    answer = daemon.complete(prompt="x" * (15 << 20))
+    assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    assert daemon.complete(prompt="x" * (15 << 20), model="none").status == 404
+    assert time.monotonic() - begin < 5
+    with daemon.raw(60) as c:
+        c.send(post("/tokenize", {"prompt": "x" * (1 << 20)}))
+        time.sleep(0.05)
+        begin = time.monotonic()
+        assert daemon.complete(max_tokens=1).status == 200
+        assert time.monotonic() - begin < 0.5
+        assert c.answer().status == 200
+
+
 def test_a_long_text_delays_no_other_client(daemon):
     """kf-04: half a MiB of one letter as a user message is refused; a small request at the same moment takes < 200 ms longer."""
     with daemon.raw(30) as c:
         c.send(post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 524288}]}))
         time.sleep(0.01)
-        begin = time.monotonic()
-        assert daemon.get("/health").status == 200
-        assert time.monotonic() - begin < 0.2
+        for ask in (lambda: daemon.get("/health"), lambda: daemon.complete(max_tokens=1)):
+            begin = time.monotonic()
+            assert ask().status == 200
+            assert time.monotonic() - begin < 0.2
         assert c.answer().status == 400

@@ -16,7 +16,7 @@ struct vec_block {
     __m512 d[2], m[2];
 };
 
-/* These repeat linear_pack.c's table as constants for the compiler; a test compares the two. */
+/* These repeat linear_pack.c's table as constants for the compiler; test_linear's equal bytes need both to agree. */
 FORCE_INLINE int vec_zero(enum dtype dtype)
 {
     switch (dtype) {

@@ -75,12 +75,16 @@ TEST(a_missing_file_and_a_folder_are_told_apart)
 
     EXPECT_EQ(file_map_open("/nonexistent/x", &map, &err), STATUS_NOT_FOUND);
     EXPECT_EQ(file_map_open("/", &map, &err), STATUS_IO);
-    EXPECT_OK_ERR(file_map_open(__FILE__, &map, &err), &err);
-    EXPECT_OK_ERR(file_read(__FILE__, 1 << 20, &bytes, &len, &err), &err);
+    EXPECT_OK_ERR(file_map_open(INFERD_SOURCE_DIR "/tests/unit/base/test_base.c", &map, &err),
+                  &err);
+    EXPECT_OK_ERR(
+        file_read(INFERD_SOURCE_DIR "/tests/unit/base/test_base.c", 1 << 20, &bytes, &len, &err),
+        &err);
     EXPECT_EQ(len, map.len);
     EXPECT_TRUE(memcmp(bytes, map.ptr, len) == 0);
     free(bytes);
-    EXPECT_EQ(file_read(__FILE__, 10, &bytes, &len, &err), STATUS_LIMIT);
+    EXPECT_EQ(file_read(INFERD_SOURCE_DIR "/tests/unit/base/test_base.c", 10, &bytes, &len, &err),
+              STATUS_LIMIT);
     file_map_close(&map);
 }
 
