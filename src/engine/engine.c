@@ -544,6 +544,9 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
     out->arrivals_per_ks = atomic_load(&p->arrivals_per_ks);
     for (int i = 0; i < WINDOW_TRIGGERS; i++)
         out->window_fired[i] = atomic_load(&p->window_fired[i]);
+    static_assert(sizeof out->holds == HOLDS * sizeof *out->holds, "a number for each");
+    for (int i = 0; i < HOLDS; i++)
+        out->holds[i] = atomic_load(&p->holds[i]);
     out->alive = !out->dead_reason;
     if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
 }

@@ -93,6 +93,7 @@ struct engine_stats {
     int64_t window_ns; /* admission window as last decided (sched/window.h) */
     uint32_t
         arrivals_per_ks; /* sequences that arrive in 1000 s, averaged over about one; rho = this * window */
+    uint64_t holds[6]; /* by enum seq_hold: steps after which somebody still waited, for what */
     uint64_t window_fired[4]; /* by enum window_trigger: idle, size, age, throughput */
 };
 void engine_stats(const struct engine *engine, struct engine_stats *out);

@@ -73,7 +73,7 @@ struct published {
     _Atomic uint64_t kv_held_ns, kv_wasted_ns;
     _Atomic int64_t window_ns;
     _Atomic uint32_t arrivals_per_ks;
-    _Atomic uint64_t window_fired[WINDOW_TRIGGERS];
+    _Atomic uint64_t window_fired[WINDOW_TRIGGERS], holds[HOLDS];
     _Atomic double step_ns, row_ns, pair_ns; /* sched/forecast.h */
     _Atomic uint64_t decode_pairs, rows_under_way;
     _Atomic uint32_t forecast_ready, decodes, free_slots;

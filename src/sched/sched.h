@@ -77,6 +77,7 @@ struct sched_counts {
     /* time in which sequences held blocks, and its integral over the share of their places without a token (shared blocks once): the
      * quotient is the mean waste */
     uint64_t kv_held_ns, kv_wasted_ns;
+    uint64_t holds[HOLDS]; /* plans after which somebody still waited, by what for */
 };
 
 /* Errors: STATUS_INVALID (an option out of its bounds), STATUS_NOMEM. Borrows plan and limits. */

@@ -47,6 +47,9 @@ struct sched {
     struct cost_model cost;
     struct waste waste;
     struct load load;
+    enum seq_hold held; /* the waiting list, after the last plan */
+    int64_t held_ns;    /* when that was */
+    uint64_t holds[HOLDS];
     int64_t now_ns;       /* of the step that is being planned */
     uint32_t *free_slots; /* [max_num_seqs] stack */
     uint32_t free_slot_count;

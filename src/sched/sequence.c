@@ -68,3 +68,10 @@ uint32_t sequence_open_ids(const struct sequence *seq)
     if (has_penalty(&seq->open)) ids += seq->sampled_known;
     return ids;
 }
+
+const char *seq_hold_name(enum seq_hold hold)
+{
+    static const char *const names[HOLDS] = {"none", "window", "slots", "blocks", "rows", "turn"};
+
+    return names[hold];
+}

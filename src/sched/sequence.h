@@ -39,6 +39,18 @@ struct seq_credit {
     uint32_t in_flight; /* samples planned whose token is not known yet; the owner takes from it */
 };
 
+/* What kept the waiting list from going on in a step. */
+enum seq_hold {
+    HOLD_NONE,   /* it came after that step was planned */
+    HOLD_WINDOW, /* window.h */
+    HOLD_SLOTS,  /* none is free */
+    HOLD_BLOCKS, /* too few KV blocks, or others are about to give some back */
+    HOLD_ROWS,   /* the step was full */
+    HOLD_TURN, /* those that wait do so for a prefix under way, their reader, or other tenants' sake */
+    HOLDS
+};
+const char *seq_hold_name(enum seq_hold hold);
+
 struct seq_link {
     struct seq_link *next, *prev;
 };
@@ -74,7 +86,8 @@ struct sequence {
         last_seq_no; /* the last step that uses its slot and blocks; 0: none since it got the slot */
     int64_t blocked_since_ns; /* while BLOCKED */
     struct kv_seq kv;
-    uint32_t cached;  /* positions that were there already when it was admitted (kv_prefix.h) */
+    enum seq_hold held; /* what it had been waiting for when it was first admitted */
+    uint32_t cached;    /* positions that were there already when it was admitted (kv_prefix.h) */
     uint32_t entries; /* its first spans that are entries of the prefix index, its own or adopted */
     uint32_t
         wait_entry; /* while WAITING: a PENDING entry that it waits for; KV_PREFIX_NONE: none */

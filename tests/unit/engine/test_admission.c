@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "harness.h"
+#include "sched/sequence.h"
 
 enum { MOST = 64 };
 
@@ -218,4 +219,38 @@ TEST(pinned_beginnings_stay_and_others_go)
     engine_stats(rig.engine, &s);
     EXPECT_EQ(s.prefix_pinned, 5 + 3);
     rig_stop(&rig);
+}
+
+/* Two prompts, the second with everything of one kind taken by the first. */
+static void expect_held(struct rig *rig, uint32_t prompt, uint32_t answer, const char *reason,
+                        enum seq_hold hold)
+{
+    struct client c[2];
+    struct engine_stats s;
+
+    rig->fake.step_us = 3000;
+    rig_start(rig);
+    EXPECT_EQ(submit(rig, &c[0], 1, prompt, answer), STATUS_OK);
+    RIG_WAIT(rig, s, s.seqs_running == 1);
+    EXPECT_EQ(submit(rig, &c[1], 1, prompt, answer), STATUS_OK);
+    client_finish(&c[0]);
+    client_finish(&c[1]);
+    EXPECT_STR(c[0].request->times.queued_for, "none");
+    EXPECT_STR(c[1].request->times.queued_for, reason);
+    engine_stats(rig->engine, &s);
+    EXPECT_TRUE(s.holds[hold] > 0);
+    finish_all(c, 2);
+    rig_stop(rig);
+}
+
+TEST(a_request_says_what_it_has_waited_for)
+{
+    struct rig rig;
+
+    rig_init(&rig);
+    rig.options.max_num_seqs = 1;
+    expect_held(&rig, 10, 20, "slots", HOLD_SLOTS);
+    rig_init(&rig);
+    rig.limits.kv_blocks[0] = rig.limits.kv_blocks[1] = 16;
+    expect_held(&rig, 200, 20, "blocks", HOLD_BLOCKS);
 }
