@@ -222,7 +222,7 @@ static uint32_t promised_tokens(const struct sequence *seq)
 {
     uint32_t all = sequence_kv_tokens(seq), now = known_tokens(seq) + 1;
 
-    return seq->score_prompt || all < now ? all : now;
+    return sequence_needs_all(seq) || all < now ? all : now;
 }
 
 /* Blocks left in each group for those that run to go on: one each, and four where a preempted one comes back, lest it leave again

@@ -16,7 +16,8 @@ static struct sequence *worst(const struct sched *sched, enum seq_state state,
     for (const struct seq_link *link = head->next; link != head; link = link->next) {
         struct sequence *seq = sched_link_seq(link);
 
-        if (seq->score_prompt) continue; /* it was promised all that it needs */
+        /* promised all that it needs; but one that stands still may do so for long */
+        if (seq->score_prompt || (state == SEQ_RUNNING && sequence_needs_all(seq))) continue;
         if (goes_first(sched, seq, victim)) victim = seq;
     }
     return victim;

@@ -2,6 +2,11 @@
 
 #include <assert.h>
 
+bool sequence_needs_all(const struct sequence *seq)
+{
+    return seq->score_prompt || seq->preemptions >= SEQ_PREEMPTIONS_MAX;
+}
+
 enum { FAST_MOST = 8, NORMAL_MOST = 64 };
 
 enum seq_class sequence_class(const struct sequence *seq)

@@ -100,6 +100,11 @@ struct sequence {
     bool spoiled;         /* a step of it failed: what its blocks hold is not known */
 };
 
+/* Whether it is admitted only with a promise of all the blocks that it will ever need: prompts that are scored, which are never preempted,
+ * and those that have been preempted this often. While they run they give way to nobody, so what is computed again is bounded. */
+enum { SEQ_PREEMPTIONS_MAX = 3 };
+bool sequence_needs_all(const struct sequence *seq);
+
 /* By the tokens that it may sample yet: at most 8, at most 64, more. */
 enum seq_class { CLASS_FAST, CLASS_NORMAL, CLASS_SLOW };
 enum seq_class sequence_class(const struct sequence *seq);
