@@ -76,6 +76,18 @@ static void free_engine(struct engine *e)
     free(e);
 }
 
+/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
+ * device may never come; it is not waited for long, and what it could touch is then left to it. */
+static bool notifications_are_over(const struct engine *e)
+{
+    for (int i = 0; i < 1000; i++) {
+        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
+            return true;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return false;
+}
+
 enum status engine_create(const struct engine_options *options, struct device *device,
                           const struct plan *plan, const struct device_limits *limits,
                           struct engine **out, struct error *err)
@@ -102,26 +114,20 @@ enum status engine_create(const struct engine_options *options, struct device *d
     }
     atomic_store(&e->published.kv_blocks_total, sched_counts(e->sched).kv_blocks_total);
     atomic_store(&e->published.idle, 1);
-    e->mallocs_at_start = malloc_count();
     device_set_notify(device, device_notify, e);
+    st = calibrate(e, err);
+    if (st) {
+        if (notifications_are_over(e)) free_engine(e);
+        return st;
+    }
+    step_loop_publish(e);
+    e->mallocs_at_start = malloc_count();
     if (pthread_create(&e->thread, NULL, step_loop, e)) {
         free_engine(e);
         return error_set(err, STATUS_IO, "the engine thread could not be started");
     }
     *out = e;
     return STATUS_OK;
-}
-
-/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
- * device may never come; it is not waited for long, and what it could touch is then left to it. */
-static bool notifications_are_over(const struct engine *e)
-{
-    for (int i = 0; i < 1000; i++) {
-        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
-            return true;
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
-    }
-    return false;
 }
 
 void engine_destroy(struct engine *e)

@@ -39,6 +39,8 @@ struct engine_options {
     uint32_t max_itl_us; /* a step with decoding sequences is to take no longer; 0: no bound */
     const struct engine_pin *pins; /* [pin_count], borrowed */
     uint32_t pin_count, pin_s;
+    uint32_t
+        calibrate_ms; /* engine_create runs steps on trial for about so long, so that step times are known; 0: it learns as it serves */
     bool no_prefix_sharing; /* every prompt is computed in full */
 };
 

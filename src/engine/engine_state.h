@@ -137,8 +137,12 @@ struct engine {
     struct sched_entry *entry_memory;
 };
 
+/* calibrate.c: before the engine thread runs. Errors: STATUS_DEVICE, STATUS_DEVICE_LOST. */
+enum status calibrate(struct engine *e, struct error *err);
+
 /* step_loop.c: the engine thread. */
 void *step_loop(void *engine);
+void step_loop_publish(struct engine *e); /* before the thread runs: by its maker */
 
 /* delivery.c: from results to rings, and how choices and requests end. All on the engine thread. */
 void delivery_start(struct engine *e, struct engine_request *er);

@@ -296,7 +296,7 @@ static void publish_forecast(struct engine *e)
     atomic_store_explicit(&e->published.forecast_ready, f.ready, memory_order_relaxed);
 }
 
-static void publish(struct engine *e)
+void step_loop_publish(struct engine *e)
 {
     struct sched_counts counts = sched_counts(e->sched);
 
@@ -350,7 +350,7 @@ static bool turn(struct engine *e)
     sweep(e);
     if (!atomic_load_explicit(&e->stopping, memory_order_relaxed)) any |= plan_steps(e);
     delivery_reap(e);
-    publish(e); /* before the bell: who has read a request's end finds it counted */
+    step_loop_publish(e); /* before the bell: who has read a request's end finds it counted */
     delivery_ring(e);
     return any;
 }
@@ -385,7 +385,7 @@ void *step_loop(void *engine)
         }
         any = turn(e);
         e->totals.host_ns_sum += (uint64_t)(clock_mono_ns() - started_ns);
-        publish(e);
+        step_loop_publish(e);
         if (stopping && e->live.live_next == &e->live && in_flight(e) == 0) break;
         if (!any) notify_wait(e->wake, seen, sleep_limit(e));
     }

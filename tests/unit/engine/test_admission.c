@@ -254,3 +254,53 @@ TEST(a_request_says_what_it_has_waited_for)
     rig.limits.kv_blocks[0] = rig.limits.kv_blocks[1] = 16;
     expect_held(&rig, 200, 20, "blocks", HOLD_BLOCKS);
 }
+
+/* Rows of 50 us: a prompt of 60 tokens takes 3 ms. The very first request is judged. */
+TEST(step_times_are_known_before_the_first_request)
+{
+    struct rig rig;
+    struct client c[2];
+    struct engine_stats s;
+    uint32_t retry;
+
+    rig_init(&rig);
+    rig.fake.row_ns = 50000;
+    rig.options.calibrate_ms = 5000;
+    rig_start(&rig);
+    engine_stats(rig.engine, &s);
+    EXPECT_EQ(s.steps + s.prompt_tokens + s.generation_tokens, 0);
+    EXPECT_EQ(submit_within(&rig, &c[0], 2, &retry), STATUS_FULL);
+    EXPECT_EQ(submit_within(&rig, &c[0], 2000, &retry), STATUS_OK);
+    finish_all(c, 1);
+    rig_stop(&rig);
+}
+
+TEST(a_device_that_fails_on_trial_is_not_started)
+{
+    struct rig rig;
+    struct error err;
+
+    rig_init(&rig);
+    rig.fake.fail_one_in = 1;
+    rig.options.calibrate_ms = 1000;
+    rig.device = fake_device_open(&rig.fake);
+    EXPECT_OK_ERR(device_compile(rig.device, &rig.plan, &rig.limits, &err), &err);
+    EXPECT_EQ(engine_create(&rig.options, rig.device, &rig.plan, &rig.limits, &rig.engine, &err),
+              STATUS_DEVICE);
+    EXPECT_TRUE(strstr(err.message, "on trial") != NULL);
+    device_close(rig.device);
+}
+
+TEST(the_smallest_limits_can_be_tried_too)
+{
+    struct rig rig;
+
+    for (uint32_t context = 7; context < 40; context++) {
+        rig_init(&rig);
+        rig.limits.kv_blocks[0] = rig.limits.kv_blocks[1] = 1 + context / 20;
+        rig.options.context_tokens = context;
+        rig.options.calibrate_ms = 100;
+        rig_start(&rig);
+        rig_stop(&rig);
+    }
+}

@@ -853,6 +853,7 @@ TEST(storm_with_a_window_and_bounded_steps)
     rig.options.max_batch_wait_us = 3000;
     rig.options.max_itl_us = 300;
     rig.options.class_age_us = 2000;
+    rig.options.calibrate_ms = 50;
     rig.fake.row_ns = 3000;
     storm(&rig, test_long() ? 5000 : 400);
 }
