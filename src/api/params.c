@@ -466,6 +466,7 @@ bool params_read(const struct api_model *model, enum api_route route, const json
                            .best_of = 1,
                            .top_k = -1,
                            .truncate_prompt_tokens = -1,
+                           .prefix_tokens = INT64_MAX,
                            .temperature = 1,
                            .top_p = 1,
                            .repetition_penalty = 1,
@@ -494,6 +495,8 @@ bool params_read(const struct api_model *model, enum api_route route, const json
            params_bool(body, "skip_special_tokens", &out->skip_special, fault) &&
            params_bool(body, "return_token_ids", &out->return_token_ids, fault) &&
            params_bool(body, "return_timings", &out->return_timings, fault) &&
+           params_int(body, "prefix_ttl", 0, 86400, &out->prefix_ttl, fault) &&
+           params_int(body, "prefix_tokens", 1, INT64_MAX, &out->prefix_tokens, fault) &&
            params_bool(body, "timings_per_token", &out->timings_per_token, fault) &&
            params_bool(body, "return_tokens_as_token_ids", &out->tokens_as_ids, fault) &&
            params_bool(body, "add_special_tokens", &out->add_special, fault) &&
