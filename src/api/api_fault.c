@@ -68,7 +68,8 @@ void api_submit_fault(enum status status, const struct error *err, enum api_rout
     switch (status) {
     case STATUS_FULL:
         api_refuse(fault, 429, "rate_limit_exceeded", NULL,
-                   "The queue of waiting requests is full; try again in %u s.", retry_after_s);
+                   "The request was not taken: %s; try again in %u s.", err->message,
+                   retry_after_s);
         fault->retry_after_s = retry_after_s ? retry_after_s : 1;
         break;
     case STATUS_INVALID:

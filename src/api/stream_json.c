@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/utf8.h"
 
 static bool is_chat(const struct api_stream *s)
@@ -424,13 +425,47 @@ static void put_usage(const struct api_stream *s, struct buf *out)
                (unsigned long long)(prompt + completion), s->request->times.cached_tokens);
 }
 
+static double ms(int64_t ns)
+{
+    return (double)ns * 1e-6;
+}
+
+/* "timings":{..}: llama-server's fields, and our stages, of which the sum is total_ms. */
+static void put_timings(const struct api_stream *s, struct buf *out)
+{
+    const struct stage_times *t = &s->request->times;
+    struct stage_ledger ledger = stage_ledger(t, clock_mono_ns());
+    double prompt_ms = ms(ledger.ns[STAGE_PREFILL]), answer_ms = ms(ledger.ns[STAGE_DECODE]);
+    uint64_t answer = api_stream_completion_tokens(s);
+    uint32_t computed = t->prompt_tokens - t->cached_tokens;
+
+    buf_printf(out,
+               "\"timings\":{\"cache_n\":%u,\"prompt_n\":%u,\"prompt_ms\":%.3f,"
+               "\"prompt_per_token_ms\":%.3f,\"prompt_per_second\":%.3f,",
+               t->cached_tokens, computed, prompt_ms, computed ? prompt_ms / computed : 0.0,
+               prompt_ms > 0 ? computed * 1e3 / prompt_ms : 0.0);
+    buf_printf(out,
+               "\"predicted_n\":%llu,\"predicted_ms\":%.3f,\"predicted_per_token_ms\":%.3f,"
+               "\"predicted_per_second\":%.3f",
+               (unsigned long long)answer, answer_ms, answer ? answer_ms / (double)answer : 0.0,
+               answer_ms > 0 ? (double)answer * 1e3 / answer_ms : 0.0);
+    buf_printf(out, ",\"prefill_chunks\":%u,\"decode_steps\":%u,\"preemptions\":%u,\"stages_ms\":{",
+               t->prefill_chunks, t->decode_steps, t->preemptions);
+    for (int i = 0; i < STAGES; i++)
+        buf_printf(out, "%s\"%s\":%.3f", i ? "," : "", stage_name((enum request_stage)i),
+                   ms(ledger.ns[i]));
+    buf_printf(out, "},\"total_ms\":%.3f}", ms(ledger.total_ns));
+}
+
 void stream_put_end(struct api_stream *s, struct buf *out)
 {
-    if (s->include_usage) {
+    if (s->include_usage || s->timings) {
         put(out, "data: {");
         put_common(s, is_chat(s) ? "chat.completion.chunk" : "text_completion", out);
         put(out, "\"choices\":[],");
-        put_usage(s, out);
+        if (s->include_usage) put_usage(s, out);
+        if (s->include_usage && s->timings) put(out, ",");
+        if (s->timings) put_timings(s, out);
         put(out, "}\n\n");
     }
     put(out, "data: [DONE]\n\n");
@@ -525,5 +560,9 @@ void stream_put_whole(struct api_stream *s, struct buf *out)
     }
     put(out, "],");
     put_usage(s, out);
+    if (s->timings) {
+        put(out, ",");
+        put_timings(s, out);
+    }
     put(out, "}");
 }

@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include "bench/bench_serve.h"
+#if INFERD_HAVE_CUDA
+#include "bench/cuda_bench.h"
+#endif
 #include "bench/device_bench.h"
 #include "bench/device_fit.h"
 #include "cli/cli.h"
@@ -18,6 +21,16 @@ static const struct {
     {"device", "device MODEL [options]        a device with nothing around it", bench_device_main},
     {"fit", "fit --model MODEL            a device as a file for `inferd simulate`",
      bench_fit_main},
+#if INFERD_HAVE_CUDA
+    {"limits", "limits                        a GPU's read, copy and product rates",
+     bench_cuda_main},
+    {"kernels", "kernels [options]             a GPU's kernels, as shares of those",
+     bench_cuda_main},
+    {"decode", "decode [options]              steps of made-up models on a GPU", bench_cuda_main},
+    {"prefill", "prefill [options]             time to the first token on a GPU", bench_cuda_main},
+    {"breakdown", "breakdown [options]           where a step's time goes on a GPU",
+     bench_cuda_main},
+#endif
 };
 enum { PROGRAMS = sizeof programs / sizeof *programs };
 

@@ -194,10 +194,12 @@ static enum status start_engine(const struct config *config, struct loaded *l, s
         .max_num_batched_tokens = l->limits.rows_max,
         .queue_seqs_max = (uint32_t)config->max_queue_seqs,
         .queue_tokens_max = config->max_queue_tokens,
+        .ttft_limit_us = (uint32_t)(config->max_ttft_ms * 1000),
         .client_stall_ms = (uint32_t)config->client_stall_timeout_s * 1000,
         .context_tokens = l->limits.context_tokens,
         .max_batch_wait_us = (uint32_t)(config->max_batch_wait_ms * 1000),
         .target_throughput = (uint32_t)config->target_throughput,
+        .class_age_us = (uint32_t)(config->class_age_ms * 1000),
         .max_itl_us = (uint32_t)(config->max_itl_ms * 1000),
         .no_prefix_sharing = !config->enable_prefix_caching,
     };

@@ -274,6 +274,23 @@ static void publish_window(struct engine *e)
                               memory_order_relaxed);
 }
 
+#define PUBLISH_FORECAST(field) \
+    atomic_store_explicit(&e->published.field, f.field, memory_order_relaxed)
+
+static void publish_forecast(struct engine *e)
+{
+    struct forecast f = sched_forecast(e->sched);
+
+    PUBLISH_FORECAST(step_ns);
+    PUBLISH_FORECAST(row_ns);
+    PUBLISH_FORECAST(pair_ns);
+    PUBLISH_FORECAST(decode_pairs);
+    PUBLISH_FORECAST(rows_under_way);
+    PUBLISH_FORECAST(decodes);
+    PUBLISH_FORECAST(free_slots);
+    atomic_store_explicit(&e->published.forecast_ready, f.ready, memory_order_relaxed);
+}
+
 static void publish(struct engine *e)
 {
     struct sched_counts counts = sched_counts(e->sched);
@@ -297,7 +314,12 @@ static void publish(struct engine *e)
     PUBLISH(recomputed_tokens);
     PUBLISH(prefix_blocks);
     PUBLISH(prefix_evictions);
+    e->totals.kv_held_ns = counts.kv_held_ns;
+    e->totals.kv_wasted_ns = counts.kv_wasted_ns;
+    PUBLISH(kv_held_ns);
+    PUBLISH(kv_wasted_ns);
     publish_window(e);
+    publish_forecast(e);
     atomic_store_explicit(&e->published.seqs_running, counts.running + counts.leaving,
                           memory_order_relaxed);
     atomic_store_explicit(&e->published.seqs_waiting, counts.waiting, memory_order_relaxed);

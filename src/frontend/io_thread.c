@@ -253,6 +253,7 @@ static void hang_up(struct conn *conn)
     struct call *call = conn->call;
 
     conn->hung_up = true;
+    conn->hung_up_ns = clock_mono_ns();
     /* while libmicrohttpd reads it sees the end itself; a sent answer needs nobody */
     if (call && call->state >= CALL_PARSING && call->state <= CALL_STREAM) call_vanish(call);
 }
@@ -301,6 +302,11 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
     if (!call || call->state <= CALL_BODY) {
         bool idle = !call && !conn->fresh;
 
+        if (conn->hung_up && now - conn->hung_up_ns > second_ns / 2) {
+            shutdown(conn->fd,
+                     SHUT_RDWR); /* an end that came with the data: libmicrohttpd has not seen it */
+            return;
+        }
         if (age_ns < (idle ? o->idle_timeout_s : o->header_timeout_s) * second_ns) return;
         atomic_fetch_add_explicit(&io->frontend->stats->connections_timed_out, 1,
                                   memory_order_relaxed);

@@ -2,7 +2,8 @@
 
 #include <stddef.h>
 
-const struct arch *const arch_all[] = {&arch_llama, &arch_mistral, &arch_qwen2, &arch_qwen3, NULL};
+const struct arch *const arch_all[] = {&arch_llama, &arch_mistral, &arch_qwen2,
+                                       &arch_qwen3, &arch_gemma3,  NULL};
 
 const char *const arch_hf_names[TENSOR_COUNT] = {
     [TENSOR_EMBED] = "model.embed_tokens.weight",

@@ -90,7 +90,7 @@ static const struct arch *find_arch(struct reader *r, char *name, size_t size)
     for (uint32_t i = 0; arch_all[i]; i++)
         if (arch_all[i]->in_gguf && strcmp(arch_all[i]->name, name) == 0) return arch_all[i];
     snprintf(sentence, sizeof sentence,
-             "architecture '%s' is not supported; llama, qwen2 and qwen3 are", name);
+             "architecture '%s' is not supported; llama, qwen2, qwen3 and gemma3 are", name);
     fault(r, STATUS_UNSUPPORTED, sentence);
     return NULL;
 }
@@ -101,7 +101,9 @@ static void read_rope(struct reader *r, struct model_config *out)
     struct slice type = SLICE("none");
     double attn_factor;
 
-    rope->theta = read_real(r, "rope.freq_base", 10000);
+    rope->theta = read_real(r, "rope.freq_base", out->arch->theta > 0 ? out->arch->theta : 10000);
+    out->has_rope_local = out->arch->window == ARCH_WINDOW_PATTERN;
+    if (out->has_rope_local) out->rope_local.theta = read_real(r, "rope.freq_base_swa", 10000);
     rope->factor = read_real(r, "rope.scaling.factor", read_real(r, "rope.scale_linear", 1));
     rope->original_context =
         read_real(r, "rope.scaling.original_context_length", out->context_tokens);
@@ -174,6 +176,8 @@ static void check_key(void *ctx, const char *key, const char *value_text)
                                         "attention.key_length",
                                         "attention.value_length",
                                         "attention.sliding_window",
+                                        "attention.sliding_window_pattern",
+                                        "rope.freq_base_swa",
                                         "attention.causal",
                                         "rope.freq_base",
                                         "rope.dimension_count",
@@ -242,8 +246,21 @@ static void read_sizes(struct reader *r, struct model_config *out)
     out->vocab_rows = read_count(r, "vocab_size", 0);
     out->norm_eps = read_real(r, "attention.layer_norm_rms_epsilon", 1e-5);
     out->pairing = out->arch->gguf_pairing;
+    out->query_scalar = out->head_dim;
+    if (out->arch == &arch_gemma3 && out->layers == 62) /* 27B; the format has no key for it */
+        out->query_scalar = (double)out->hidden / out->heads;
     if (!weights_meta_array_len(r->w, "tokenizer.ggml.tokens", &tokens) && tokens < INT32_MAX)
         out->vocab_tokens = (uint32_t)tokens;
+}
+
+static void read_windows(struct reader *r, struct model_config *out)
+{
+    uint32_t window = read_count(r, "attention.sliding_window", 0), every = 0;
+
+    if (out->arch->window == ARCH_WINDOW_PATTERN)
+        every = read_count(r, "attention.sliding_window_pattern", out->arch->window_every);
+    for (uint32_t i = 0; i < out->layers; i++)
+        out->windows[i] = every && (i + 1) % every == 0 ? 0 : window;
 }
 
 enum status config_read_gguf(struct weights *weights, struct arena *arena, struct model_config *out,
@@ -251,18 +268,15 @@ enum status config_read_gguf(struct weights *weights, struct arena *arena, struc
 {
     char name[64];
     struct reader r = {.w = weights, .err = err, .arch = name};
-    uint32_t window = 0;
 
     out->arch = find_arch(&r, name, sizeof name);
     if (!r.st) read_sizes(&r, out);
     if (!r.st) read_rope(&r, out);
     if (!r.st) check_neutral(&r);
-    if (!r.st) window = read_count(&r, "attention.sliding_window", 0);
     if (!r.st) weights_meta_each(weights, check_key, &r);
     if (r.st) return r.st;
     out->windows = arena_alloc(arena, out->layers * sizeof *out->windows);
     if (!out->windows) return error_set(err, STATUS_NOMEM, "no memory for %u layers", out->layers);
-    for (uint32_t i = 0; i < out->layers; i++)
-        out->windows[i] = window;
-    return STATUS_OK;
+    read_windows(&r, out);
+    return r.st;
 }

@@ -95,7 +95,8 @@ static void read_arch(struct reader *r, struct model_config *out)
         if (strcmp(arch_all[i]->hf_type, type) == 0) out->arch = arch_all[i];
     if (!out->arch) {
         snprintf(text, sizeof text,
-                 "architecture '%.64s' is not supported; llama, mistral, qwen2 and qwen3 are",
+                 "architecture '%.64s' is not supported; llama, mistral, qwen2, qwen3 and "
+                 "gemma3_text are",
                  type);
         fault(r, STATUS_UNSUPPORTED, "model_type", text);
     } else if (name && strcmp(name, out->arch->hf_class) != 0) {
@@ -169,16 +170,10 @@ static void check_scaling_keys(struct reader *r, const json_t *s)
     }
 }
 
-/* The old form (rope_theta, rope_scaling) or the new one (rope_parameters). */
-static void read_rope(struct reader *r, struct model_config *out)
+/* One rotation from its settings; `s` NULL or not an object: plain, by the theta that *rope has. */
+static void read_rotation(struct reader *r, const json_t *s, struct model_config *out,
+                          struct rope_config *rope)
 {
-    struct rope_config *rope = &out->rope;
-    const json_t *s = json_object_get(r->root, "rope_parameters");
-
-    if (!json_is_object(s)) s = json_object_get(r->root, "rope_scaling");
-    if (s && !json_is_null(s) && !json_is_object(s))
-        fault(r, STATUS_INVALID, "rope_scaling", "is not an object");
-    rope->theta = read_real(r, r->root, "rope_theta", 10000);
     if (!json_is_object(s)) return;
     rope->theta = read_real(r, s, "rope_theta", rope->theta);
     rope->original_context =
@@ -192,6 +187,26 @@ static void read_rope(struct reader *r, struct model_config *out)
     double stretched = rope->original_context * rope->factor;
     if (rope->scaling == ROPE_YARN && stretched > out->context_tokens && stretched < 1 << 27)
         out->context_tokens = (uint32_t)stretched;
+}
+
+/* The old form (rope_theta, rope_scaling) or the new one (rope_parameters, by kind of layer where they have two). */
+static void read_rope(struct reader *r, struct model_config *out)
+{
+    const json_t *s = json_object_get(r->root, "rope_parameters"), *local = NULL;
+
+    if (!json_is_object(s)) s = json_object_get(r->root, "rope_scaling");
+    if (s && !json_is_null(s) && !json_is_object(s))
+        fault(r, STATUS_INVALID, "rope_scaling", "is not an object");
+    out->rope.theta =
+        read_real(r, r->root, "rope_theta", out->arch->theta > 0 ? out->arch->theta : 10000);
+    out->has_rope_local = out->arch->window == ARCH_WINDOW_PATTERN;
+    if (out->has_rope_local) {
+        out->rope_local.theta = read_real(r, r->root, "rope_local_base_freq", 10000);
+        local = json_object_get(s, "sliding_attention");
+        if (json_object_get(s, "full_attention")) s = json_object_get(s, "full_attention");
+        read_rotation(r, local, out, &out->rope_local);
+    }
+    read_rotation(r, s, out, &out->rope);
 }
 
 /* --- windows --- */
@@ -216,10 +231,19 @@ static void layer_types(struct reader *r, const json_t *types, uint32_t window,
     }
 }
 
+/* Each which layer sees everything; 0: none does. */
+static uint32_t window_every(struct reader *r, const struct arch *arch)
+{
+    if (arch->window != ARCH_WINDOW_PATTERN) return 0;
+    return read_count(r, "sliding_window_pattern",
+                      read_count(r, "_sliding_window_pattern", arch->window_every));
+}
+
 static void read_windows(struct reader *r, struct arena *arena, struct model_config *out)
 {
     const json_t *types = json_object_get(r->root, "layer_types");
-    uint32_t window = read_count(r, "sliding_window", 0), first = 0;
+    uint32_t window = read_count(r, "sliding_window", out->arch->window_tokens), first = 0;
+    uint32_t every = window_every(r, out->arch);
 
     if (r->st) return;
     out->windows = arena_alloc(arena, out->layers * sizeof *out->windows);
@@ -237,7 +261,7 @@ static void read_windows(struct reader *r, struct arena *arena, struct model_con
         layer_types(r, types, window, out);
     else
         for (uint32_t i = first; window && i < out->layers; i++)
-            out->windows[i] = window;
+            out->windows[i] = every && (i + 1) % every == 0 ? 0 : window;
 }
 
 /* --- keys that are none of the above --- */
@@ -346,8 +370,36 @@ static const struct neutral {
     {"rotary_pct", 1},
     {"norm_bias", 0},
     {"use_bias", 0},
+    {"use_bidirectional_attention", 0},
     {"parallel_residual", 0},
 };
+
+/* Consumed where the layers with a window follow a pattern (Gemma); grave elsewhere. */
+static bool is_of_pattern(const struct arch *arch, const char *key)
+{
+    static const char *const keys[] = {"rope_local_base_freq", "sliding_window_pattern",
+                                       "_sliding_window_pattern", "query_pre_attn_scalar"};
+    bool found = false;
+
+    for (uint32_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        found = found || strcmp(keys[i], key) == 0;
+    return found && arch->window == ARCH_WINDOW_PATTERN;
+}
+
+/* The activation's key and its names: Gemma's is hidden_activation, and a hidden_act beside it does not count. */
+static void check_activation(struct reader *r, const struct arch *arch, const char *key,
+                             const json_t *value)
+{
+    const char *act = json_string_value(value);
+
+    if (arch->act == ACT_GELU_TANH) {
+        if (strcmp(key, "hidden_activation") == 0 &&
+            (!act || strcmp(act, "gelu_pytorch_tanh") != 0))
+            fault(r, STATUS_UNSUPPORTED, key, "is not gelu_pytorch_tanh, the one supported here");
+    } else if (!act || (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)) {
+        fault(r, STATUS_UNSUPPORTED, key, "is not silu, the only activation supported here");
+    }
+}
 
 static bool is_neutral(const json_t *value, double want)
 {
@@ -355,13 +407,14 @@ static bool is_neutral(const json_t *value, double want)
     return json_is_number(value) && json_number_value(value) == want;
 }
 
-static void check_key(struct reader *r, const char *key, const json_t *value)
+static void check_key(struct reader *r, const struct arch *arch, const char *key,
+                      const json_t *value)
 {
     char quoted[128];
 
     for (uint32_t i = 0; harmless[i]; i++)
         if (strcmp(harmless[i], key) == 0) return;
-    if (json_is_null(value)) return;
+    if (json_is_null(value) || is_of_pattern(arch, key)) return;
     for (uint32_t i = 0; i < sizeof neutral / sizeof *neutral; i++) {
         if (strcmp(neutral[i].key, key) != 0) continue;
         if (!is_neutral(value, neutral[i].value))
@@ -369,9 +422,7 @@ static void check_key(struct reader *r, const char *key, const json_t *value)
         return;
     }
     if (strcmp(key, "hidden_act") == 0 || strcmp(key, "hidden_activation") == 0) {
-        const char *act = json_string_value(value);
-        if (!act || (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0))
-            fault(r, STATUS_UNSUPPORTED, key, "is not silu, the only activation supported here");
+        check_activation(r, arch, key, value);
         return;
     }
     bool empty = json_is_false(value) || (json_is_object(value) && !json_object_size(value)) ||
@@ -383,12 +434,12 @@ static void check_key(struct reader *r, const char *key, const json_t *value)
                  log_quote(slice_str(key), quoted, sizeof quoted));
 }
 
-static void check_keys(struct reader *r)
+static void check_keys(struct reader *r, const struct arch *arch)
 {
     const char *key;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)r->root, key, value) check_key(r, key, value);
+    json_object_foreach((json_t *)(uintptr_t)r->root, key, value) check_key(r, arch, key, value);
 }
 
 static enum dtype read_dtype(struct reader *r)
@@ -412,11 +463,14 @@ static void read_sizes(struct reader *r, struct model_config *out)
     if (!present(r->root, "head_dim") && out->hidden % out->heads)
         fault(r, STATUS_INVALID, "num_attention_heads",
               "does not divide hidden_size, and there is no head_dim");
+    out->query_scalar = out->head_dim;
+    if (is_of_pattern(out->arch, "query_pre_attn_scalar"))
+        out->query_scalar = read_real(r, r->root, "query_pre_attn_scalar", 256);
     out->ffn = read_size(r, "intermediate_size", UINT32_MAX, 1 << 22);
     out->vocab_rows = read_size(r, "vocab_size", UINT32_MAX, 1 << 29);
     out->context_tokens = read_size(r, "max_position_embeddings", 2048, 1 << 27);
     out->norm_eps = read_real(r, r->root, "rms_norm_eps", 1e-6);
-    out->tied = read_bool(r, r->root, "tie_word_embeddings", false);
+    out->tied = read_bool(r, r->root, "tie_word_embeddings", out->arch->tied);
     bool bias = out->arch->bias_keys && read_bool(r, r->root, "attention_bias", false);
     out->qkv_bias = bias || out->arch->qkv_bias;
     out->out_bias = bias;
@@ -440,6 +494,6 @@ enum status config_read_hf(struct weights *weights, struct arena *arena, struct 
     if (!r.st) read_sizes(&r, out);
     if (!r.st) read_rope(&r, out);
     if (!r.st) read_windows(&r, arena, out);
-    if (!r.st) check_keys(&r);
+    if (!r.st) check_keys(&r, out->arch);
     return r.st;
 }

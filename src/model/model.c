@@ -102,6 +102,7 @@ uint64_t model_parameters(const struct model *model)
     if (c->out_bias) layer += c->hidden;
     if (c->mlp_bias) layer += 2 * (uint64_t)c->ffn + c->hidden;
     if (c->arch->qk_norm) layer += 2 * c->head_dim;
+    if (c->arch->post_norms) layer += 2 * c->hidden;
     return layer * c->layers + table * (tied ? 1 : 2) + c->hidden;
 }
 

@@ -52,7 +52,11 @@ static enum status check_config(const struct model_config *c, struct error *err)
                        c->heads, c->kv_heads);
     if (!st && !(c->norm_eps >= 0 && c->norm_eps < 1))
         st = error_set(err, STATUS_INVALID, "the norm epsilon is %g; 0 to 1 is right", c->norm_eps);
-    return st ? st : check_rope(&c->rope, err);
+    if (!st && !(c->query_scalar > 0 && isfinite(c->query_scalar)))
+        st = error_set(err, STATUS_INVALID, "query_pre_attn_scalar is %g; above 0 is right",
+                       c->query_scalar);
+    if (!st) st = check_rope(&c->rope, err);
+    return st || !c->has_rope_local ? st : check_rope(&c->rope_local, err);
 }
 
 enum status model_config_read(struct weights *weights, struct arena *arena,

@@ -41,6 +41,9 @@ struct model_config {
     bool qkv_bias, out_bias, mlp_bias; /* Hugging Face; GGUF: where the tensors are there */
     uint32_t *windows;                 /* [layers]; 0: none */
     struct rope_config rope;
+    bool has_rope_local; /* layers with a window turn by it instead */
+    struct rope_config rope_local;
+    double query_scalar; /* scores are divided by its root; head_dim in most */
     enum rope_pairing pairing;
     enum dtype dtype; /* of dummies, as the config names it */
 };

@@ -49,6 +49,7 @@ static struct plan_norm make_norm(struct builder *b, enum tensor_id id, uint32_t
 {
     struct plan_norm norm = {.eps = (float)b->c->norm_eps};
 
+    if (b->c->arch->hf_gain_offset && !b->c->gguf) norm.gain_offset = 1;
     take(b, id, layer, (struct weight_cut){.rows = 1, .cols = cols}, &norm.gain);
     return norm;
 }
@@ -102,17 +103,19 @@ static void add_attention(struct builder *b, uint32_t layer)
     }
     in->heads = b->heads.count, in->kv_heads = b->kv_heads.count, in->head_dim = dim;
     in->pairing = c->pairing;
+    in->rope = c->has_rope_local && c->windows[layer] ? 1 : 0;
     in->group = group, in->group_layer = group_layer;
 
     struct stage_attn *attn = &add_stage(b, STAGE_ATTN, layer)->attn;
     attn->heads = in->heads, attn->kv_heads = in->kv_heads, attn->head_dim = dim;
-    attn->scale = (float)(1 / sqrt(dim));
+    attn->scale = (float)(1 / sqrt(c->query_scalar));
     attn->group = group, attn->group_layer = group_layer;
 
     struct stage_project *out = &add_stage(b, STAGE_ATTN_OUT, layer)->attn_out;
     take(b, TENSOR_O, layer, (struct weight_cut){c->hidden, c->heads * dim, {0}, q}, &out->weight);
     take_optional(b, TENSOR_O_BIAS, layer, c->out_bias,
                   (struct weight_cut){.rows = 1, .cols = c->hidden}, &out->bias);
+    if (c->arch->post_norms) out->post_norm = make_norm(b, TENSOR_ATTN_POST_NORM, layer, c->hidden);
     out->reduce = b->options->shard.ranks > 1;
 }
 
@@ -127,12 +130,13 @@ static void add_ffn(struct builder *b, uint32_t layer)
     take(b, TENSOR_UP, layer, wide, &in->up);
     take_optional(b, TENSOR_GATE_BIAS, layer, c->mlp_bias, bias, &in->gate_bias);
     take_optional(b, TENSOR_UP_BIAS, layer, c->mlp_bias, bias, &in->up_bias);
-    in->act = ACT_SILU;
+    in->act = c->arch->act;
 
     struct stage_project *out = &add_stage(b, STAGE_FFN_OUT, layer)->ffn_out;
     take(b, TENSOR_DOWN, layer, (struct weight_cut){c->hidden, c->ffn, {0}, b->ffn}, &out->weight);
     take_optional(b, TENSOR_DOWN_BIAS, layer, c->mlp_bias,
                   (struct weight_cut){.rows = 1, .cols = c->hidden}, &out->bias);
+    if (c->arch->post_norms) out->post_norm = make_norm(b, TENSOR_FFN_POST_NORM, layer, c->hidden);
     out->reduce = b->options->shard.ranks > 1;
 }
 
@@ -153,11 +157,10 @@ static void add_head(struct builder *b, const struct plan_weight *table)
     add_stage(b, STAGE_SAMPLE, 0);
 }
 
-static void add_rope(struct builder *b)
+static void add_rope(struct builder *b, const struct rope_config *config)
 {
-    struct plan_weight factors;
     uint32_t half = b->c->head_dim / 2;
-    float *inv_freq = arena_alloc(b->table->arena, half * sizeof(float)), divisor[256];
+    float *inv_freq = arena_alloc(b->table->arena, half * sizeof(float));
     struct plan_rope *rope = &b->plan->ropes[b->plan->rope_count++];
 
     if (!inv_freq) {
@@ -165,9 +168,17 @@ static void add_rope(struct builder *b)
         return;
     }
     rope->dim = b->c->head_dim;
-    rope_frequencies(&b->c->rope, rope->dim, inv_freq, &rope->scale);
+    rope_frequencies(config, rope->dim, inv_freq, &rope->scale);
     rope->inv_freq = inv_freq;
-    if (!b->c->gguf || !weight_table_has(b->table, TENSOR_ROPE_FACTORS, 0)) return;
+}
+
+/* The file's divisors of the first table's frequencies. */
+static void divide_rope(struct builder *b)
+{
+    uint32_t half = b->c->head_dim / 2;
+    float divisor[256], *inv_freq = (float *)(uintptr_t)b->plan->ropes[0].inv_freq;
+    struct plan_weight factors;
+
     take(b, TENSOR_ROPE_FACTORS, 0, (struct weight_cut){.rows = 1, .cols = half}, &factors);
     if (b->st) return;
     assert(half <= sizeof divisor / sizeof *divisor);
@@ -233,9 +244,11 @@ enum status model_build_plan(struct weight_table *table, const struct model_opti
     split(&b);
     if (!b.st) set_sizes(&b);
     if (b.st) return b.st;
-    add_rope(&b);
+    add_rope(&b, &c->rope);
+    if (c->gguf && weight_table_has(table, TENSOR_ROPE_FACTORS, 0)) divide_rope(&b);
+    if (c->has_rope_local) add_rope(&b, &c->rope_local);
     struct stage_embed *embed = &add_stage(&b, STAGE_EMBED, 0)->embed;
-    embed->scale = 1;
+    embed->scale = c->arch->embed_scaled ? (float)sqrt(c->hidden) : 1;
     take(&b, TENSOR_EMBED, 0, (struct weight_cut){.rows = plan->vocab_rows, .cols = c->hidden},
          &embed->table);
     for (uint32_t layer = 0; !b.st && layer < c->layers; layer++) {

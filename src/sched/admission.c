@@ -1,29 +1,8 @@
-/* admission.c - from waiting to running: the order of the waiting list, slots, promises of KV blocks, shared prefixes. */
+/* admission.c - from waiting to running: slots, promises of KV blocks, shared prefixes. */
 #include <assert.h>
 #include <stddef.h>
 
 #include "sched/sched_state.h"
-
-static bool goes_before(const struct sequence *a, const struct sequence *b)
-{
-    if (a->priority != b->priority) return a->priority > b->priority;
-    return a->arrival < b->arrival;
-}
-
-/* Almost always the end of the list: the search starts there. */
-void admission_enqueue(struct sched *sched, struct sequence *seq)
-{
-    struct seq_link *head = &sched->lists[SEQ_WAITING], *after = head->prev;
-
-    while (after != head && goes_before(seq, sched_link_seq(after)))
-        after = after->prev;
-    seq->link.prev = after;
-    seq->link.next = after->next;
-    after->next->prev = &seq->link;
-    after->next = &seq->link;
-    seq->state = SEQ_WAITING;
-    sched->counts[SEQ_WAITING]++;
-}
 
 static void lend_tables(struct sched *sched, struct sequence *seq)
 {
@@ -211,17 +190,15 @@ static bool stands_still(struct sched *sched, struct sequence *seq)
     return seq->credit->left == 0;
 }
 
+static bool may_start(struct sched *sched, struct sequence *seq)
+{
+    return !waits_for_prefix(sched, seq) && !stands_still(sched, seq);
+}
+
 struct sequence *admission_candidate(struct sched *sched)
 {
-    struct seq_link *head = &sched->lists[SEQ_WAITING];
-
     if (sched->free_slot_count == 0 || sched->counts[SEQ_LEAVING]) return NULL;
-    for (struct seq_link *link = head->next; link != head; link = link->next) {
-        struct sequence *seq = sched_link_seq(link);
-
-        if (!waits_for_prefix(sched, seq) && !stands_still(sched, seq)) return seq;
-    }
-    return NULL;
+    return order_first(sched, may_start);
 }
 
 /* Tokens it is promised blocks for: what is there and one more; all, where it can never be preempted. */
@@ -264,6 +241,7 @@ bool admission_admit(struct sched *sched, struct sequence *seq)
         sched->recomputed_tokens += known_tokens(seq) - seq->computed;
     else
         seq->cached = seq->computed;
+    order_admitted(sched, seq, seq->preemptions ? 0 : known_tokens(seq) - seq->computed);
     if (sched->kv.prefix) put_pending(sched, seq);
     sched->free_slot_count--;
     sched_move(sched, seq, SEQ_RUNNING);
@@ -278,6 +256,7 @@ void admission_release(struct sched *sched, struct sequence *seq)
     if (sched->kv.prefix) put_ready(sched, seq);
     give_back(sched, seq);
     sched->free_slots[sched->free_slot_count++] = seq->slot;
+    order_released(sched, seq);
     sched_move(sched, seq, SEQ_GONE);
     if (!leaving) return;
     assert(seq->sampled_known == seq->sampled_planned); /* all its steps are done */
@@ -285,5 +264,5 @@ void admission_release(struct sched *sched, struct sequence *seq)
     seq->last_seq_no = 0;
     seq->hit_spans = 0;
     seq->wait_entry = KV_PREFIX_NONE;
-    admission_enqueue(sched, seq);
+    order_enqueue(sched, seq);
 }

@@ -60,6 +60,14 @@ int64_t cost_model_predict(const struct cost_model *m, uint32_t rows, uint64_t p
     return ns > 0 ? (int64_t)ns : 0;
 }
 
+void cost_model_weights(const struct cost_model *m, double *step_ns, double *row_ns,
+                        double *pair_ns)
+{
+    *step_ns = m->w[0] > 0 ? m->w[0] : 0;
+    *row_ns = m->w[1] > 0 ? m->w[1] * row_scale : 0;
+    *pair_ns = m->w[2] > 0 ? m->w[2] * pair_scale : 0;
+}
+
 /* The prediction grows with the rows (or is clamped), so the largest that fits is found by halving. */
 uint32_t cost_model_rows(const struct cost_model *model, uint32_t rows, uint64_t pairs,
                          uint32_t context, uint32_t most, int64_t limit_ns)

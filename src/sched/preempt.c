@@ -1,11 +1,11 @@
 /* preempt.c - who gives up blocks when there are none, by recompute. */
 #include "sched/sched_state.h"
 
-static bool goes_first(const struct sequence *a, const struct sequence *b)
+static bool goes_first(const struct sched *sched, const struct sequence *a,
+                       const struct sequence *b)
 {
     if (a->state != b->state) return a->state == SEQ_BLOCKED; /* it does not use them now */
-    if (a->priority != b->priority) return a->priority < b->priority;
-    return a->arrival > b->arrival;
+    return order_before(sched, b, a);
 }
 
 static struct sequence *worst(const struct sched *sched, enum seq_state state,
@@ -17,7 +17,7 @@ static struct sequence *worst(const struct sched *sched, enum seq_state state,
         struct sequence *seq = sched_link_seq(link);
 
         if (seq->score_prompt) continue; /* it was promised all that it needs */
-        if (goes_first(seq, victim)) victim = seq;
+        if (goes_first(sched, seq, victim)) victim = seq;
     }
     return victim;
 }

@@ -2,6 +2,15 @@
 
 #include <assert.h>
 
+enum { FAST_MOST = 8, NORMAL_MOST = 64 };
+
+enum seq_class sequence_class(const struct sequence *seq)
+{
+    uint32_t left = seq->max_new - seq->sampled_planned;
+
+    return left <= FAST_MOST ? CLASS_FAST : left <= NORMAL_MOST ? CLASS_NORMAL : CLASS_SLOW;
+}
+
 uint32_t sequence_target(const struct sequence *seq)
 {
     /* token i is scored by the row before it, so the last prompt row is of use for sampling only */

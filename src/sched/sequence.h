@@ -55,6 +55,7 @@ struct sequence {
     const int32_t *banned;          /* [open.banned_count] */
     const struct step_bias *biases; /* [open.bias_count] */
     int32_t priority;               /* larger first */
+    uint64_t tenant;                /* those of equal tenant share one account of service */
     uint64_t salt;                  /* only sequences of equal salt share prefixes */
     struct seq_credit *credit;      /* NULL: no bound */
     void *owner;
@@ -84,6 +85,10 @@ struct sequence {
     uint32_t preemptions; /* times that it has given up slot and blocks */
     bool spoiled;         /* a step of it failed: what its blocks hold is not known */
 };
+
+/* By the tokens that it may sample yet: at most 8, at most 64, more. */
+enum seq_class { CLASS_FAST, CLASS_NORMAL, CLASS_SLOW };
+enum seq_class sequence_class(const struct sequence *seq);
 
 /* Positions that must be computed for the next sample (or, with max_new 0, for the scores). */
 uint32_t sequence_target(const struct sequence *seq);

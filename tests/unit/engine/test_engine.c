@@ -768,6 +768,7 @@ static void random_guest(struct guest *guest, struct reader *reader)
     }
     r->sampling.repetition_penalty = test_rand_below(4) ? 1 : 1.1f;
     r->priority = (int32_t)test_rand_below(3) - 1;
+    r->tenant = test_rand_below(3);
     r->bell = &reader->bell;
     r->frontend = guest;
     guest->plan = test_rand_below(PLANS);
@@ -849,6 +850,7 @@ TEST(storm_with_a_window_and_bounded_steps)
     rig_init(&rig);
     rig.options.max_batch_wait_us = 3000;
     rig.options.max_itl_us = 300;
+    rig.options.class_age_us = 2000;
     rig.fake.row_ns = 3000;
     storm(&rig, test_long() ? 5000 : 400);
 }

@@ -245,7 +245,7 @@ TEST(folders_give_the_reference_logits)
         "llama_plain",       "llama_plain-bf16",  "llama_plain-f16",   "llama_gqa9_3",
         "llama_awkward",     "llama_rope_linear", "llama_rope_llama3", "mistral_window",
         "qwen2_gqa7",        "qwen2_gqa7-bf16",   "qwen2_gqa7-f16",    "qwen3_qknorm",
-        "qwen3_qknorm-bf16", "qwen3_qknorm-f16"};
+        "qwen3_qknorm-bf16", "qwen3_qknorm-f16",  "gemma3_text"};
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         check_folder(names[i], NULL);
@@ -275,6 +275,7 @@ TEST(every_instruction_set_gives_the_reference_logits)
         device_close(device);
         check_folder("llama_awkward", sets[i]);
         check_folder("mistral_window", sets[i]);
+        check_folder("gemma3_text", sets[i]);
     }
 }
 

@@ -191,6 +191,17 @@ TEST(config_keys_that_change_the_numbers_are_refused_by_name)
         {"{\"num_local_experts\":8}", "num_local_experts"},
         {"{\"rope_interleaved\":true}", "rope_interleaved"},
         {"{\"sliding_window\":32}", "sliding_window"},
+        {"{\"rope_local_base_freq\":10000.0}", "rope_local_base_freq"},
+        {"{\"query_pre_attn_scalar\":24}", "query_pre_attn_scalar"},
+        {"{\"use_bidirectional_attention\":true}", "use_bidirectional_attention"},
+        {"{\"model_type\":\"gemma3_text\",\"architectures\":null,\"hidden_activation\":\"gelu\"}",
+         "hidden_activation"},
+        {"{\"model_type\":\"gemma3_text\",\"architectures\":null,"
+         "\"use_bidirectional_attention\":true}",
+         "use_bidirectional_attention"},
+        {"{\"model_type\":\"gemma3_text\",\"architectures\":null,\"attn_logit_softcapping\":50}",
+         "attn_logit_softcapping"},
+        {"{\"model_type\":\"gemma3\",\"architectures\":null}", "gemma3"},
         {"{\"quantization_config\":{\"quant_method\":\"awq\"}}", "quantization_config"},
         {"{\"brand_new_scale\":2.5}", "brand_new_scale"},
         {"{\"some_norm_option\":true}", "some_norm_option"},
@@ -234,6 +245,10 @@ TEST(config_values_that_cannot_be_are_refused)
          "low_freq_factor"},
         {"{\"max_position_embeddings\":0}", "max_position_embeddings"},
         {"{\"tie_word_embeddings\":\"yes\"}", "tie_word_embeddings"},
+        {"{\"model_type\":\"gemma3_text\",\"architectures\":null,\"query_pre_attn_scalar\":0}",
+         "query_pre_attn_scalar"},
+        {"{\"model_type\":\"gemma3_text\",\"architectures\":null,\"rope_local_base_freq\":-1}",
+         "theta"},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -391,6 +406,57 @@ TEST(layers_with_windows_form_their_own_kv_group)
     remove_folder();
 }
 
+/* Gemma's pattern in every form that its configs have: a number, a list, and settings of the rotation by kind of layer. */
+TEST(layers_of_a_pattern_have_two_groups_and_two_rotations)
+{
+#define GEMMA                                                                          \
+    "{\"model_type\":\"gemma3_text\",\"architectures\":[\"Gemma3ForCausalLM\"],"       \
+    "\"num_hidden_layers\":4,\"hidden_act\":null,\"rope_theta\":null,\"head_dim\":16," \
+    "\"sliding_window\":32,\"query_pre_attn_scalar\":64,"
+    static const char *const forms[] = {
+        GEMMA
+        "\"sliding_window_pattern\":2,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}}",
+        GEMMA "\"_sliding_window_pattern\":2,\"rope_local_base_freq\":10000,"
+              "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}}",
+        GEMMA
+        "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\","
+        "\"full_attention\"],\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\","
+        "\"factor\":8,\"rope_theta\":1e6},\"sliding_attention\":{\"rope_type\":\"default\","
+        "\"rope_theta\":10000}}}"};
+
+    for (uint32_t i = 0; i < 3; i++) {
+        struct model_options o = {0};
+        struct error err;
+        struct weights *w;
+        struct model *m;
+        make_folder();
+        write_config(forms[i]);
+        EXPECT_OK_ERR(model_open_dummy(folder, &o, &w, &m, &err), &err);
+        const struct plan *p = model_plan(m);
+        EXPECT_EQ(p->group_count, 2);
+        EXPECT_EQ(p->groups[0].window, 32);
+        EXPECT_EQ(p->groups[1].window, 0);
+        EXPECT_EQ(p->rope_count, 2);
+        EXPECT_NEAR(p->ropes[0].inv_freq[1], pow(1e6, -0.125) / 8, 1e-7);
+        EXPECT_NEAR(p->ropes[1].inv_freq[1], pow(1e4, -0.125), 1e-7);
+        EXPECT_NEAR(p->stages[0].embed.scale, 4, 1e-6);
+        for (uint32_t layer = 0; layer < 4; layer++) {
+            const struct stage *s = &p->stages[1 + 5 * layer];
+            EXPECT_EQ(s[0].attn_in.group, layer % 2);
+            EXPECT_EQ(s[0].attn_in.rope, 1 - layer % 2);
+            EXPECT_NEAR(s[0].attn_in.q_norm.gain_offset, 1, 0);
+            EXPECT_NEAR(s[1].attn.scale, 0.125, 1e-7);
+            EXPECT_EQ(s[2].attn_out.post_norm.gain.cols, 16);
+            EXPECT_EQ(s[3].ffn_in.act, ACT_GELU_TANH);
+            EXPECT_EQ(s[4].ffn_out.post_norm.gain.cols, 16);
+        }
+        const struct stage *head = &p->stages[p->stage_count - 2]; /* tied, unless told otherwise */
+        EXPECT_EQ(head->head.weight.dummy_seed, p->stages[0].embed.table.dummy_seed);
+        end(w, m);
+    }
+    remove_folder();
+}
+
 /* Values from numpy in float32 steps, after transformers' modeling_rope_utils.py. */
 TEST(yarn_frequencies_are_the_published_ones)
 {
@@ -486,7 +552,8 @@ TEST(published_configs_open_with_their_parameter_counts)
     } models[] = {
         {"Llama-3-8B", 8.030261248},          {"Llama-3-70B", 70.553706496},
         {"Qwen2.5-7B", 7.615616512},          {"DeepSeek-R1-Distill-Qwen-7B", 7.615616512},
-        {"DeepSeek-Coder-33B", 33.342991360}, {"SmolLM2-135M", 0.134515008}};
+        {"DeepSeek-Coder-33B", 33.342991360}, {"SmolLM2-135M", 0.134515008},
+        {"Gemma-3-270M", 0.268098176}};
 
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         struct model_options o = {.context_tokens = 4096};
@@ -496,7 +563,7 @@ TEST(published_configs_open_with_their_parameter_counts)
                                        .logits_max = 8,
                                        .steps_inflight = 2,
                                        .context_tokens = 4096,
-                                       .kv_blocks = {2048}};
+                                       .kv_blocks = {2048, 2048}};
         struct device_memory memory;
         char path[512];
         struct error err;

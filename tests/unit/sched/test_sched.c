@@ -67,8 +67,10 @@ static void world_init(struct world *w, uint32_t rows, uint32_t logits, bool sha
                                        .kv_blocks = {12, shares ? 12 : 8},
                                        .bias_max = 2,
                                        .banned_max = 4};
-    w->options = (struct sched_options){
-        .max_num_seqs = SLOTS, .max_num_batched_tokens = rows, .share_prefixes = shares};
+    w->options = (struct sched_options){.max_num_seqs = SLOTS,
+                                        .max_num_batched_tokens = rows,
+                                        .share_prefixes = shares,
+                                        .class_age_ns = 50};
     if (shares) { /* with a window, and chunks cut by predicted time: the model must hold all the same */
         w->options.max_wait_ns = 30;
         w->options.max_step_ns = 200;
@@ -118,6 +120,7 @@ static void add(struct world *w)
         .biases = biases,
         .priority = (int32_t)test_rand_below(3),
         .credit = &m->credit,
+        .tenant = w->shares ? test_rand_below(3) : 7,
     };
     if (m->seq.max_new > CONTEXT - m->seq.prompt_count)
         m->seq.max_new = CONTEXT - m->seq.prompt_count;
@@ -140,6 +143,14 @@ static bool decodes(const struct model *m)
            m->planned < m->seq.max_new && m->computed + 1 == m->seq.prompt_count + m->planned;
 }
 
+/* Arrival, and 50 steps more for each class. */
+static int64_t due(const struct model *m)
+{
+    uint32_t left = m->seq.max_new - m->planned;
+
+    return m->seq.arrived_ns + (left <= 8 ? 0 : left <= 64 ? 50 : 100);
+}
+
 /* The waiting sequence that must be next. */
 static struct model *first_waiting(struct world *w)
 {
@@ -149,7 +160,9 @@ static struct model *first_waiting(struct world *w)
         struct model *m = &w->models[i];
         if (!m->used || m->seq.state != SEQ_WAITING) continue;
         if (!first || m->seq.priority > first->seq.priority ||
-            (m->seq.priority == first->seq.priority && m->seq.arrival < first->seq.arrival))
+            (m->seq.priority == first->seq.priority &&
+             (due(m) < due(first) ||
+              (due(m) == due(first) && m->seq.arrival < first->seq.arrival))))
             first = m;
     }
     return first;

@@ -45,20 +45,23 @@ TEST(it_opens_when_idle_full_or_old)
 
     window_init(&w, 2 * MS, 0);
     int64_t now_ns = arrive(&w, 2000, 6, 0);
-    EXPECT_TRUE(!window_opens(&w, true, 0, 8, now_ns, now_ns)); /* nobody waits */
-    EXPECT_TRUE(!window_opens(&w, true, 3, 0, now_ns, now_ns)); /* no room */
-    EXPECT_TRUE(window_opens(&w, true, 1, 8, now_ns, now_ns));
-    EXPECT_TRUE(!window_opens(&w, false, 1, 8, now_ns, now_ns));
-    EXPECT_TRUE(window_opens(&w, false, 8, 8, now_ns, now_ns));
-    EXPECT_TRUE(!window_opens(&w, false, 1, 8, now_ns - MS, now_ns));
-    EXPECT_TRUE(window_opens(&w, false, 1, 8, now_ns - 2 * MS, now_ns));
+    EXPECT_TRUE(!window_opens(&w, true, 0, 8, now_ns, now_ns, 0)); /* nobody waits */
+    EXPECT_TRUE(!window_opens(&w, true, 3, 0, now_ns, now_ns, 0)); /* no room */
+    EXPECT_TRUE(window_opens(&w, true, 1, 8, now_ns, now_ns, 0));
+    EXPECT_TRUE(!window_opens(&w, false, 1, 8, now_ns, now_ns, 0));
+    EXPECT_TRUE(window_opens(&w, false, 8, 8, now_ns, now_ns, 0));
+    EXPECT_TRUE(!window_opens(&w, false, 1, 8, now_ns - MS, now_ns, 0));
+    EXPECT_TRUE(window_opens(&w, false, 1, 8, now_ns - 2 * MS, now_ns, 0));
+    EXPECT_TRUE(
+        window_opens(&w, false, 1, 8, now_ns - MS, now_ns, MS)); /* the next chance is too late */
+    w.fired[WINDOW_AGE]--;
     EXPECT_EQ(w.fired[WINDOW_IDLE], 1);
     EXPECT_EQ(w.fired[WINDOW_SIZE], 1);
     EXPECT_EQ(w.fired[WINDOW_AGE], 1);
     w.target = 1000; /* tokens a second, and none are computed */
-    EXPECT_TRUE(window_opens(&w, false, 1, 8, now_ns, now_ns));
+    EXPECT_TRUE(window_opens(&w, false, 1, 8, now_ns, now_ns, 0));
     window_computed(&w, 900, now_ns);
-    EXPECT_TRUE(!window_opens(&w, false, 1, 8, now_ns, now_ns));
+    EXPECT_TRUE(!window_opens(&w, false, 1, 8, now_ns, now_ns, 0));
     EXPECT_EQ(w.fired[WINDOW_THROUGHPUT], 1);
 }
 
