@@ -183,13 +183,14 @@ static const struct {
     {"function_call", NULL, 1 << API_CHAT},
 };
 
-/* The one of them whose type the contract names. */
-static bool check_suffix(const json_t *body, enum api_route route, struct api_fault *fault)
+/* Those of them whose type the contract names. */
+static bool check_lacking_types(const json_t *body, enum api_route route, struct api_fault *fault)
 {
     const json_t *suffix = params_field(body, "suffix");
+    bool parallel;
 
-    return route != API_COMPLETIONS || !suffix || json_is_string(suffix) ||
-           wrong_type(fault, "suffix", "a string", suffix);
+    if (route == API_CHAT) return params_bool(body, "parallel_tool_calls", &parallel, fault);
+    return !suffix || json_is_string(suffix) || wrong_type(fault, "suffix", "a string", suffix);
 }
 
 static bool refuse_lacking(const json_t *body, enum api_route route, struct api_fault *fault)
@@ -472,7 +473,7 @@ bool params_read(const struct api_model *model, enum api_route route, const json
                            .skip_special = true,
                            .add_special = route == API_COMPLETIONS};
     out->seed_given = params_field(body, "seed") != NULL;
-    return check_suffix(body, route, fault) && refuse_lacking(body, route, fault) &&
+    return check_lacking_types(body, route, fault) && refuse_lacking(body, route, fault) &&
            read_response_format(body, fault) &&
            (route != API_CHAT || read_modalities(body, fault)) && read_strings(body, fault) &&
            read_stream(body, out, fault) &&

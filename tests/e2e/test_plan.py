@@ -54,6 +54,7 @@ def test_the_daemon_takes_exactly_what_the_plan_says(tmp_path, device, options):
     assert sum(line["bytes"] for line in told["lines"]) == total[0] + total[1]
 
 
+@pytest.mark.skipif(any(word in str(binary()) for word in ("asan", "tsan")), reason="a sanitizer's own start takes that long")
 def test_every_shipped_config_is_planned_in_under_a_tenth_of_a_second():
     for folder in sorted((ROOT / "configs/models").iterdir()):
         times = []
