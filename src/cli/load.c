@@ -1,5 +1,6 @@
 /* load.c - a model from its files to a running engine, with every limit worked out before anything large is taken. */
 #include "cli/load.h"
+#include "cli/pins.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -189,6 +190,9 @@ static void log_memory(const struct loaded *l)
 
 static enum status start_engine(const struct config *config, struct loaded *l, struct error *err)
 {
+    enum status st = pins_make(config, l, err);
+
+    if (st) return st;
     struct engine_options options = {
         .max_num_seqs = (uint32_t)config->max_num_seqs,
         .max_num_batched_tokens = l->limits.rows_max,
@@ -201,6 +205,9 @@ static enum status start_engine(const struct config *config, struct loaded *l, s
         .target_throughput = (uint32_t)config->target_throughput,
         .class_age_us = (uint32_t)(config->class_age_ms * 1000),
         .max_itl_us = (uint32_t)(config->max_itl_ms * 1000),
+        .pins = l->pins,
+        .pin_count = l->pin_count,
+        .pin_s = (uint32_t)config->pin_ttl_s,
         .no_prefix_sharing = !config->enable_prefix_caching,
     };
 
@@ -234,6 +241,7 @@ enum status load_open(const struct config *config, struct loaded *out, struct er
 void load_close(struct loaded *l)
 {
     engine_destroy(l->engine);
+    pins_end(l);
     device_close(l->device);
     model_close(l->model);
     chat_close(l->chat);

@@ -214,6 +214,23 @@ static struct step_open sampling_state(const struct request *r, uint32_t prompt_
     };
 }
 
+/* What of the prompt is to stay: as the request says, or the longest pin of the options that it begins with. */
+static void set_pin(const struct engine *e, const struct request *r, struct sequence *seq)
+{
+    seq->pin_tokens = r->pin_s ? r->pin_tokens : 0;
+    seq->pin_s = r->pin_s;
+    if (r->pin_s) return;
+    for (uint32_t i = 0; i < e->options.pin_count; i++) {
+        const struct engine_pin *pin = &e->options.pins[i];
+
+        if (pin->count <= seq->pin_tokens || pin->count > seq->prompt_count ||
+            memcmp(pin->ids, seq->prompt, pin->count * sizeof *pin->ids) != 0)
+            continue;
+        seq->pin_tokens = pin->count;
+        seq->pin_s = e->options.pin_s;
+    }
+}
+
 static void init_choice(const struct engine *e, struct engine_request *er, uint32_t number,
                         int32_t **sampled)
 {
@@ -240,6 +257,7 @@ static void init_choice(const struct engine *e, struct engine_request *er, uint3
         .credit = &er->credit,
         .owner = er,
     };
+    set_pin(e, r, &c->seq);
     *sampled += c->seq.max_new;
 }
 
@@ -380,8 +398,8 @@ static uint32_t late_by_s(struct engine *e, const struct request *r, uint64_t to
     if (!limit_ns) return 0;
     int64_t wait_ns = predict_first_token(e, r, tokens);
     if (wait_ns <= limit_ns) return 0;
-    error_set(err, STATUS_FULL, "the first token would come in %.1f s, and %.1f s are allowed",
-              (double)wait_ns * 1e-9, (double)limit_ns * 1e-9);
+    error_set(err, STATUS_FULL, "the first token would come in %.0f ms, and %.0f ms are allowed",
+              (double)wait_ns * 1e-6, (double)limit_ns * 1e-6);
     int64_t over_s = (wait_ns - limit_ns + 999999999) / 1000000000;
     return over_s > 60 ? 60 : (uint32_t)over_s;
 }
@@ -516,6 +534,7 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .preemptions = atomic_load(&p->preemptions),
         .recomputed_tokens = atomic_load(&p->recomputed_tokens),
         .prefix_blocks = atomic_load(&p->prefix_blocks),
+        .prefix_pinned = atomic_load(&p->prefix_pinned),
         .prefix_evictions = atomic_load(&p->prefix_evictions),
         .late_mallocs = malloc_count() - e->mallocs_at_start,
     };

@@ -312,7 +312,9 @@ static void publish(struct engine *e)
     e->totals.prefix_evictions = counts.prefix_evictions;
     PUBLISH(preemptions);
     PUBLISH(recomputed_tokens);
+    e->totals.prefix_pinned = counts.prefix_pinned;
     PUBLISH(prefix_blocks);
+    PUBLISH(prefix_pinned);
     PUBLISH(prefix_evictions);
     e->totals.kv_held_ns = counts.kv_held_ns;
     e->totals.kv_wasted_ns = counts.kv_wasted_ns;

@@ -100,6 +100,8 @@ static void put_kv(struct buf *out, const struct engine_stats *e)
     single(out, "recomputed_tokens_total", "counter", "Tokens computed again after preemption.",
            e->recomputed_tokens);
     single(out, "prefix_cache_blocks", "gauge", "KV blocks in the prefix index.", e->prefix_blocks);
+    single(out, "prefix_cache_pinned_blocks", "gauge", "Of them, pinned for a time.",
+           e->prefix_pinned);
     single(out, "prefix_cache_evictions_total", "counter",
            "Blocks that the prefix index let go for want of room.", e->prefix_evictions);
     seconds(out, "kv_held_seconds_total", "Time in which sequences held KV blocks.", e->kv_held_ns);

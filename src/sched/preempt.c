@@ -31,6 +31,8 @@ bool preempt_for(struct sched *sched, struct sequence *needy)
     if (sched->counts[SEQ_LEAVING] + sched->counts[SEQ_ENDING]) return false;
     victim = worst(sched, SEQ_RUNNING, needy);
     victim = worst(sched, SEQ_BLOCKED, victim);
+    if (victim == needy && sched->kv.prefix && kv_prefix_unpin_idle(sched->kv.prefix, 1))
+        return true; /* before it would give way to what nobody uses */
     victim->preemptions++;
     sched->preemptions++;
     admission_retract(sched, victim);

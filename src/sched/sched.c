@@ -510,6 +510,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
 
     assert(seq_no > sched->done_seq_no);
     sched->now_ns = now_ns;
+    if (sched->kv.prefix) kv_prefix_set_time(sched->kv.prefix, now_ns);
     step_clear(step, seq_no);
     out->seq_no = seq_no;
     out->entry_count = out->row_count = 0;
@@ -569,8 +570,12 @@ struct sched_counts sched_counts(const struct sched *sched)
         counts.kv_blocks_used += kv_pool_used_count(sched->kv.pools[g]);
     }
     if (sched->kv.prefix) {
-        counts.prefix_entries = kv_prefix_counts(sched->kv.prefix).entries;
-        counts.prefix_evictions = kv_prefix_counts(sched->kv.prefix).evicted;
+        struct kv_prefix_counts prefix = kv_prefix_counts(sched->kv.prefix);
+
+        counts.prefix_entries = prefix.entries;
+        counts.prefix_evictions = prefix.evicted;
+        counts.prefix_pinned = prefix.pinned;
+        counts.kv_blocks_used -= prefix.pinned_idle * sched->kv.group_count;
     }
     return counts;
 }

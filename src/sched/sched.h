@@ -18,6 +18,8 @@
  * class fast (at most 8 tokens to sample), normal (64) and slow count as 0, 1 and 2 times class_age_ns later: a slow one is overtaken
  * only by those that come within so long after it, so within a priority none starves.
  * While several tenants are there, one that holds more than its share of slots leaves an eighth of slots and blocks free.
+ * Pins: the beginning of a sequence that asks for it (pin_tokens, pin_s) is kept in the prefix index after it for so long, within a quarter of the
+ * blocks; where a sequence that is alone, or the last in order, would have to give way, idle pins end instead.
  * Invariants (sched_check): a sequence is on the list its state names; the slots of RUNNING, BLOCKED, LEAVING and ENDING are distinct
  * and the rest are free; blocks are held by these and the prefix index only; every step stays within the limits.
  * Thread: engine thread only. Memory: all taken by sched_create. */
@@ -68,7 +70,7 @@ struct sched_step {
 struct sched_counts {
     uint32_t waiting, running, blocked, leaving, ending;
     uint32_t kv_blocks_total, kv_blocks_used; /* used: by sequences */
-    uint32_t prefix_entries;
+    uint32_t prefix_entries, prefix_pinned;
     uint64_t prefix_evictions;
     uint64_t preemptions,
         recomputed_tokens; /* tokens whose KV was given up by preempted ones and not found again */

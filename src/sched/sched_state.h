@@ -99,6 +99,6 @@ void admission_release(struct sched *sched, struct sequence *seq);
 void survey(struct sched *sched);
 
 /* preempt.c */
-/* A sequence gives up its blocks, now or when its steps are done; `needy` itself, if it is the last in order. false: nobody has to, one is
- * about to already. */
+/* A sequence gives up its blocks, now or when its steps are done; `needy` itself, if it is the last in order, but pins first. false: nobody
+ * has to, one is about to already. */
 bool preempt_for(struct sched *sched, struct sequence *needy);

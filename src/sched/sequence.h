@@ -57,6 +57,7 @@ struct sequence {
     int32_t priority;               /* larger first */
     uint64_t tenant;                /* those of equal tenant share one account of service */
     uint64_t salt;                  /* only sequences of equal salt share prefixes */
+    uint32_t pin_tokens, pin_s;     /* its first tokens are kept so long after it; 0: not */
     struct seq_credit *credit;      /* NULL: no bound */
     void *owner;
 

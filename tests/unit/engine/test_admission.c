@@ -162,3 +162,60 @@ TEST(a_request_that_was_never_scheduled_has_a_ledger_too)
     EXPECT_EQ(ledger.ns[STAGE_QUEUE], 0);
     EXPECT_EQ(ledger.ns[STAGE_DELIVER], 1500);
 }
+
+/* A prompt of the text's first `count` tokens, to its end; returns how many were cached. */
+static uint32_t run_text(struct rig *rig, const int32_t *text, uint32_t count, uint32_t pin_tokens,
+                         uint32_t pin_s)
+{
+    struct request *r = client_request(1, count, 1, 2, 64);
+    struct client c;
+    struct error err;
+    uint32_t retry, cached;
+
+    memcpy((int32_t *)(uintptr_t)r->prompts[0].ids, text, count * sizeof *text);
+    r->pin_tokens = pin_tokens;
+    r->pin_s = pin_s;
+    client_init(&c, r);
+    EXPECT_OK_ERR(engine_submit(rig->engine, r, &retry, &err), &err);
+    client_finish(&c);
+    cached = r->times.cached_tokens;
+    client_fini(&c);
+    return cached;
+}
+
+static void random_text(int32_t text[CONTEXT])
+{
+    for (uint32_t i = 0; i < CONTEXT; i++)
+        text[i] = (int32_t)test_rand_below(VOCAB);
+}
+
+/* The pool has 64 blocks of 16 tokens: what is used once is gone after twenty other texts. */
+TEST(pinned_beginnings_stay_and_others_go)
+{
+    struct rig rig;
+    struct engine_stats s;
+    int32_t plain[CONTEXT], asked[CONTEXT], listed[CONTEXT], other[CONTEXT];
+    struct engine_pin pin = {listed, 50};
+
+    rig_init(&rig);
+    rig.options.pins = &pin;
+    rig.options.pin_count = 1;
+    rig.options.pin_s = 1000;
+    rig_start(&rig);
+    random_text(plain);
+    random_text(asked);
+    random_text(listed);
+    EXPECT_EQ(run_text(&rig, plain, 120, 0, 0), 0);
+    EXPECT_EQ(run_text(&rig, asked, 120, 90, 1000), 0);
+    EXPECT_EQ(run_text(&rig, listed, 120, UINT32_MAX, 0), 0); /* as api/ says "all" */
+    for (int i = 0; i < 20; i++) {
+        random_text(other);
+        run_text(&rig, other, 120, 0, 0);
+    }
+    EXPECT_EQ(run_text(&rig, plain, 120, 0, 0), 0);
+    EXPECT_EQ(run_text(&rig, asked, 120, 0, 0), 80); /* whole blocks of 90 */
+    EXPECT_EQ(run_text(&rig, listed, 120, 0, 0), 48);
+    engine_stats(rig.engine, &s);
+    EXPECT_EQ(s.prefix_pinned, 5 + 3);
+    rig_stop(&rig);
+}
