@@ -158,7 +158,8 @@ PAGE = """# Scheduling under load
 
 Made by `bench/scheduling.py` from the daemon's own scheduler and block pool in virtual time (`inferd simulate`); every run repeats to the bit.
 Device: {device}, `{path}`: what follows is about the scheduler, not
-about a GPU. Arrivals: `bench/traces/mixed.jsonl` without its to {requests} requests, at a multiple of its pace; or made from the seeds in the script. Load 1 is {capacity:.1f} requests/s, the
+about a GPU. Arrivals: `bench/traces/mixed.jsonl` without its keys, repeated to {requests} requests, at a multiple of its pace; or made
+from the seeds in the script. Load 1 is {capacity:.1f} requests/s, the
 pace at which the device answers when there is always work. Goodput counts requests a second with TTFT up to 500 ms and TPOT up to 50 ms.
 
 ## The admission window
