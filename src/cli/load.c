@@ -61,6 +61,9 @@ enum status load_device_options(const struct config *config, struct device_optio
         return error_set(err, STATUS_INVALID,
                          "--device is \"%s\"; it must be auto, cpu, cuda, cuda:N or null:STEP_US",
                          text);
+    if (config->gpu_memory && (out->kind == DEVICE_NULL || strcmp(text, "cpu") == 0))
+        return error_set(err, STATUS_INVALID,
+                         "--gpu-memory is the memory of a GPU; it goes with --device cuda or auto");
     return STATUS_OK;
 }
 

@@ -105,7 +105,10 @@ def test_gpu_memory_is_planned_without_a_gpu():
 
 
 def test_wrong_use_is_told():
-    assert plan("--device", "cpu", "--gpu-memory", "1GB").returncode == 1
+    for command in ("plan", "serve"):
+        run = subprocess.run([str(binary()), command, str(model_path()), "--device", "cpu", "--gpu-memory", "1GB", "--port", "0"],
+                             capture_output=True, text=True, timeout=30)
+        assert run.returncode == 1 and "goes with --device cuda" in run.stderr, (command, run.stderr)
     assert subprocess.run([str(binary()), "plan"], capture_output=True).returncode == 2
     missing = plan(model="no/such/model")
     assert missing.returncode == 1 and "no/such/model" in missing.stderr
