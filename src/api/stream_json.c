@@ -449,8 +449,11 @@ static void put_timings(const struct api_stream *s, struct buf *out)
                "\"predicted_per_second\":%.3f",
                (unsigned long long)answer, answer_ms, answer ? answer_ms / (double)answer : 0.0,
                answer_ms > 0 ? (double)answer * 1e3 / answer_ms : 0.0);
-    buf_printf(out, ",\"prefill_chunks\":%u,\"decode_steps\":%u,\"preemptions\":%u,\"stages_ms\":{",
-               t->prefill_chunks, t->decode_steps, t->preemptions);
+    buf_printf(out,
+               ",\"prefill_chunks\":%u,\"decode_steps\":%u,\"preemptions\":%u,"
+               "\"queued_for\":\"%s\",\"stages_ms\":{",
+               t->prefill_chunks, t->decode_steps, t->preemptions,
+               t->queued_for ? t->queued_for : "none");
     for (int i = 0; i < STAGES; i++)
         buf_printf(out, "%s\"%s\":%.3f", i ? "," : "", stage_name((enum request_stage)i),
                    ms(ledger.ns[i]));

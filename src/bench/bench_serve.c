@@ -51,7 +51,7 @@ static int parse(int argc, char **argv, struct serve *s)
          "random, prefix_repetition, multi_turn, trace"},
         {"--prompt-kind", ARG_TEXT, &s->kind, 0, 0,
          "ids (completions), text; default: what the endpoint takes"},
-        {"--num-prompts", ARG_COUNT, &p->count, 1, 1e7, "requests (of a trace: at most)"},
+        {"--num-prompts", ARG_COUNT, &p->count, 0, 1e7, "requests; 0: 100, or all of a trace"},
         {"--input-len", ARG_COUNT, &p->input_tokens, 1, 1e7,
          "tokens of a prompt, but for its prefix"},
         {"--random-input-len", ARG_COUNT, &p->input_tokens, 1, 1e7, "the same"},
@@ -132,6 +132,7 @@ static enum status settle(struct serve *s, struct error *err)
     if (s->kind && !p->words && strcmp(s->kind, "ids") != 0)
         return error_set(err, STATUS_INVALID, "--prompt-kind is %s; it must be ids or text",
                          s->kind);
+    if (!p->count && p->dataset != LOAD_TRACE) p->count = 100;
     p->prefix_tokens = s->prefix_len;
     p->ignore_eos = !s->no_eos;
     if (p->dataset == LOAD_PREFIX_REPETITION && !p->prefix_tokens) p->prefix_tokens = 256;
@@ -315,8 +316,7 @@ static enum status measure(struct serve *s, bool *any, struct error *err)
 int bench_serve_main(int argc, char **argv)
 {
     struct serve s = {
-        .prompts = {.count = 100,
-                    .input_tokens = 512,
+        .prompts = {.input_tokens = 512,
                     .output_tokens = 128,
                     .prefixes = 10,
                     .turns = 4,

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench/sim_queue.h"
 #include "sched/sched.h"
 
 enum {
@@ -20,7 +21,8 @@ struct sim_seq {
     struct sim_seq *next_pending;
     int64_t arrived_ns, submitted_ns, first_ns, last_ns;
     uint32_t tokens; /* seen */
-    bool started;    /* has left the queue */
+    uint32_t key;
+    bool started; /* has left the queue */
 };
 
 struct sim_flight {
@@ -37,9 +39,8 @@ struct replica {
     uint64_t planned_seq_no, done_seq_no;
     int64_t device_free_ns, wake_ns;
     uint64_t load_tokens; /* still to compute, of all that it has */
-    uint32_t queued_seqs;
-    uint64_t queued_tokens;
-    double busy_ns, waste_sum_ns;
+    struct sim_queue queue;
+    double busy_ns;
     struct sim_seq *first_pending, *last_pending; /* arrived, not yet submitted (request_ns) */
 };
 
@@ -94,9 +95,13 @@ static enum status make_replica(struct sim *s, struct replica *r, struct error *
         .max_wait_ns = (int64_t)(o->max_batch_wait_ms * 1e6),
         .target_throughput = o->target_throughput,
         .max_step_ns = (int64_t)(o->max_itl_ms * 1e6),
+        .class_age_ns = (int64_t)(o->class_age_ms * 1e6),
     };
 
     r->wake_ns = NEVER;
+    r->queue = (struct sim_queue){.seqs_max = o->queue_seqs_max,
+                                  .tokens_max = o->queue_tokens_max,
+                                  .ttft_limit_ns = (int64_t)(o->max_ttft_ms * 1e6)};
     r->step_memory = aligned_alloc(64, bytes * DEPTH);
     r->entries = calloc((size_t)o->max_num_seqs * DEPTH, sizeof *r->entries);
     if (!r->step_memory || !r->entries)
@@ -122,12 +127,13 @@ static struct sim_seq *make_seq(const struct trace_item *item, uint32_t index, i
         prompt[i] = (int32_t)((prefix >> (i % 32)) + i * 7) & TOKEN_MASK;
     for (uint32_t i = item->prefix_tokens; i < item->prompt_tokens; i++)
         prompt[i] = (int32_t)((own >> (i % 32)) + i * 11) & TOKEN_MASK;
-    *q = (struct sim_seq){.arrived_ns = now_ns};
+    *q = (struct sim_seq){.arrived_ns = now_ns, .key = item->key};
     q->seq = (struct sequence){.prompt = prompt,
                                .prompt_count = item->prompt_tokens,
                                .max_new = item->max_tokens,
                                .sampled = prompt + item->prompt_tokens,
                                .priority = item->priority,
+                               .tenant = item->key,
                                .open = {.repetition_penalty = 1}};
     return q;
 }
@@ -136,18 +142,17 @@ static struct sim_seq *make_seq(const struct trace_item *item, uint32_t index, i
 
 static void submit(struct sim *s, struct replica *r, struct sim_seq *q, int64_t now_ns)
 {
+    struct forecast forecast = sched_forecast(r->sched);
     struct error err;
 
     if (sched_fits(r->sched, &q->seq, &err)) {
         s->out->too_large++;
-    } else if (r->queued_seqs + 1 > s->o->queue_seqs_max ||
-               r->queued_tokens + q->seq.prompt_count > s->o->queue_tokens_max) {
-        s->out->refused++;
     } else {
-        r->queued_seqs++;
-        r->queued_tokens += q->seq.prompt_count;
-        sched_add(r->sched, &q->seq, now_ns);
-        return;
+        switch (sim_queue_take(&r->queue, &forecast, q->key, q->seq.prompt_count)) {
+        case SIM_TAKEN: sched_add(r->sched, &q->seq, now_ns); return;
+        case SIM_FULL: s->out->refused++; break;
+        case SIM_LATE: s->out->refused_late++; break;
+        }
     }
     r->load_tokens -= q->seq.prompt_count + q->seq.max_new;
     free(q);
@@ -215,6 +220,7 @@ static void count_finished(struct sim *s, const struct sim_seq *q)
     if (samples_add(&out->ms[REPORT_TTFT], ttft) || samples_add(&out->ms[REPORT_E2EL], e2el) ||
         (q->tokens > 1 && samples_add(&out->ms[REPORT_TPOT], tpot)))
         s->status = STATUS_NOMEM;
+    if (q->key < SIM_KEYS && samples_add(&out->key_ttft_ms[q->key], ttft)) s->status = STATUS_NOMEM;
     if (q->last_ns > s->last_ns) s->last_ns = q->last_ns;
 }
 
@@ -250,28 +256,24 @@ static void finish_step(struct sim *s, struct replica *r)
         free(gone);
 }
 
-/* Adds up what the step asks of the device; returns slots in the blocks of its sequences that no token is in. */
-static uint64_t note_entries(struct replica *r, const struct sched_step *planned,
-                             uint32_t block_tokens, struct device_work *work)
+/* What the step asks of the device. */
+static struct device_work note_entries(struct replica *r, const struct sched_step *planned)
 {
-    uint64_t empty = 0;
+    struct device_work work = {.rows = planned->row_count, .pairs = planned->pairs};
 
-    *work = (struct device_work){.rows = planned->row_count, .pairs = planned->pairs};
     for (uint32_t i = 0; i < planned->entry_count; i++) {
         const struct sched_entry *entry = &planned->entries[i];
         struct sim_seq *q = (struct sim_seq *)entry->seq;
 
         if (!q->started) {
             q->started = true;
-            r->queued_seqs--;
-            r->queued_tokens -= q->seq.prompt_count;
+            sim_queue_leave(&r->queue, q->key, q->seq.prompt_count);
             r->load_tokens -= q->seq.prompt_count; /* what is in its steps now is soon done */
         }
-        work->outputs += entry->samples;
-        work->kv_tokens += q->seq.computed;
-        empty += (uint64_t)q->seq.kv.tables[0].count * block_tokens - q->seq.computed;
+        work.outputs += entry->samples;
+        work.kv_tokens += q->seq.computed;
     }
-    return empty;
+    return work;
 }
 
 static bool plan_step(struct sim *s, struct replica *r, int64_t now_ns)
@@ -280,19 +282,16 @@ static bool plan_step(struct sim *s, struct replica *r, int64_t now_ns)
     struct sim_flight *f = &r->flights[(r->planned_seq_no + 1) % DEPTH];
     struct device_work work;
     int64_t start_ns, step_ns;
-    uint64_t empty, slots;
 
     if (!sched_plan(r->sched, r->planned_seq_no + 1, now_ns, f->step, &f->planned)) return false;
     r->planned_seq_no++;
-    empty = note_entries(r, &f->planned, d->block_tokens, &work);
+    work = note_entries(r, &f->planned);
     start_ns = now_ns + (int64_t)(d->host_ns + d->host_seq_ns * f->planned.entry_count);
     if (start_ns < r->device_free_ns) start_ns = r->device_free_ns;
     step_ns = device_model_step_ns(d, &work);
     f->end_ns = r->device_free_ns = start_ns + step_ns;
     f->step_ns = step_ns;
-    slots = (uint64_t)sched_counts(r->sched).kv_blocks_used * d->block_tokens;
     r->busy_ns += (double)step_ns;
-    if (slots) r->waste_sum_ns += (double)step_ns * (double)empty / (double)slots;
     s->out->steps++;
     s->out->sequence_steps += f->planned.entry_count;
     s->out->step_rows += f->planned.row_count;
@@ -323,7 +322,8 @@ static void turn(struct sim *s, struct replica *r, int64_t now_ns)
         finish_step(s, r);
     while (r->planned_seq_no - r->done_seq_no < DEPTH && plan_step(s, r, now_ns))
         ;
-    r->wake_ns = sched_counts(r->sched).waiting ? now_ns + SWEEP_NS : NEVER;
+    sim_queue_pace(&r->queue, now_ns, r->queue.seqs > 0);
+    r->wake_ns = r->queue.seqs ? now_ns + SWEEP_NS : NEVER;
 }
 
 static void advance(struct sim *s, int64_t until_ns)
@@ -360,7 +360,7 @@ static uint64_t cpu_ns(void)
 static void sum_up(struct sim *s, int64_t first_ns)
 {
     struct sim_result *out = s->out;
-    double busy = 0, waste = 0, span_ns = (double)(s->last_ns - first_ns);
+    double busy = 0, held = 0, wasted = 0, span_ns = (double)(s->last_ns - first_ns);
 
     for (uint32_t i = 0; i < s->o->replicas; i++) {
         struct sched_counts counts = sched_counts(s->replicas[i].sched);
@@ -368,11 +368,12 @@ static void sum_up(struct sim *s, int64_t first_ns)
         out->recomputed_tokens += counts.recomputed_tokens;
         out->prefix_evictions += counts.prefix_evictions;
         busy += s->replicas[i].busy_ns;
-        waste += s->replicas[i].waste_sum_ns;
+        held += (double)counts.kv_held_ns;
+        wasted += (double)counts.kv_wasted_ns;
     }
     out->seconds = span_ns > 0 ? span_ns * 1e-9 : 0;
     out->busy = span_ns > 0 ? busy / span_ns / s->o->replicas : 0;
-    out->waste = busy > 0 ? waste / busy : 0;
+    out->waste = held > 0 ? wasted / held : 0;
 }
 
 static void free_replica(struct replica *r)
@@ -414,6 +415,8 @@ void sim_result_fini(struct sim_result *result)
 {
     for (int m = 0; m < REPORT_METRICS; m++)
         samples_fini(&result->ms[m]);
+    for (int k = 0; k < SIM_KEYS; k++)
+        samples_fini(&result->key_ttft_ms[k]);
     free(result->itl_ms);
     result->itl_ms = NULL;
 }

@@ -18,12 +18,14 @@ enum sim_router {
     ROUTE_ROUND_ROBIN,
 };
 
+enum { SIM_KEYS = 64 };
+
 struct sim_options {
     struct device_model device;
     uint32_t max_num_seqs, max_num_batched_tokens;
     uint32_t queue_seqs_max;
     uint64_t queue_tokens_max;
-    double max_batch_wait_ms, max_itl_ms, target_throughput;
+    double max_batch_wait_ms, max_itl_ms, max_ttft_ms, class_age_ms, target_throughput;
     bool no_prefix_sharing;
     uint32_t replicas;
     enum sim_router router;
@@ -33,10 +35,11 @@ struct sim_options {
 
 struct sim_result {
     double seconds; /* virtual, first arrival to last token */
-    uint32_t completed, refused, too_large, good;
+    uint32_t completed, refused, refused_late, too_large, good; /* late: predicted to be */
     uint64_t input_tokens, cached_tokens, output_tokens;
-    struct samples ms[REPORT_METRICS]; /* owned; ITL stays empty: */
-    struct log_histogram *itl_ms;      /* owned */
+    struct samples ms[REPORT_METRICS];    /* owned; ITL stays empty: */
+    struct samples key_ttft_ms[SIM_KEYS]; /* owned; of clients 0..63 */
+    struct log_histogram *itl_ms;         /* owned */
     uint64_t steps, sequence_steps, step_rows;
     uint64_t preemptions, recomputed_tokens, prefix_evictions;
     double busy; /* share of the time that the devices had a step, mean over replicas */

@@ -5,6 +5,7 @@
 
 #include "bench/bench_args.h"
 #include "bench/simulate.h"
+#include "config/config.h"
 
 enum { LOADS_MAX = 32, PERCENTILES = 4 };
 static const double percentiles[PERCENTILES] = {50, 90, 95, 99};
@@ -48,6 +49,8 @@ static int parse(int argc, char **argv, struct simulation *s)
         {"--max-queue-tokens", ARG_COUNT, &s->queue_tokens, 1, 1e9, "as serve's option"},
         {"--max-batch-wait-ms", ARG_REAL, &o->max_batch_wait_ms, 0, 1000, "as serve's option"},
         {"--max-itl-ms", ARG_REAL, &o->max_itl_ms, 0, 60000, "as serve's option"},
+        {"--max-ttft-ms", ARG_REAL, &o->max_ttft_ms, 0, 1e6, "as serve's option"},
+        {"--class-age-ms", ARG_REAL, &o->class_age_ms, 0, 60000, "as serve's option"},
         {"--target-throughput", ARG_REAL, &o->target_throughput, 0, 1e12, "as serve's option"},
         {"--no-prefix-sharing", ARG_FLAG, &o->no_prefix_sharing, 0, 0,
          "every prompt is computed in full"},
@@ -143,8 +146,9 @@ static void print_run(const struct simulation *s, const struct sim_result *r)
     printf("%s, %u replica%s, %u requests at %g times the trace's pace\n", s->o.device.name,
            s->o.replicas, s->o.replicas == 1 ? "" : "s", s->trace.count, s->o.speed);
     printf("%-44s %.2f\n", "Duration (virtual s):", r->seconds);
-    printf("%-44s %u\n%-44s %u\n%-44s %u\n", "Successful requests:", r->completed,
-           "Refused requests (429):", r->refused, "Too large (400):", r->too_large);
+    printf("%-44s %u\n%-44s %u, %u\n%-44s %u\n", "Successful requests:", r->completed,
+           "Refused requests (429): full, late:", r->refused, r->refused_late,
+           "Too large (400):", r->too_large);
     printf("%-44s %.2f\n%-44s %.2f\n", "Request throughput (req/s):", rate(r, r->completed),
            "Request goodput (req/s):", rate(r, r->good));
     printf("%-44s %.2f\n", "Output token throughput (tok/s):", rate(r, (double)r->output_tokens));
@@ -170,20 +174,25 @@ static void print_run(const struct simulation *s, const struct sim_result *r)
 
 static json_t *run_json(const struct simulation *s, const struct sim_result *r)
 {
-    json_t *page = json_pack(
-        "{s:f, s:f, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f}", "speed", s->o.speed, "duration",
-        r->seconds, "completed", (int)r->completed, "refused", (int)r->refused, "too_large",
-        (int)r->too_large, "good", (int)r->good, "request_throughput", rate(r, r->completed),
-        "request_goodput", rate(r, r->good), "output_throughput", rate(r, (double)r->output_tokens),
-        "total_token_throughput", rate(r, (double)(r->input_tokens + r->output_tokens)));
+    json_t *page =
+        json_pack("{s:f, s:f, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f}", "speed", s->o.speed,
+                  "duration", r->seconds, "completed", (int)r->completed, "refused",
+                  (int)(r->refused + r->refused_late), "too_large", (int)r->too_large, "good",
+                  (int)r->good, "request_throughput", rate(r, r->completed), "request_goodput",
+                  rate(r, r->good), "output_throughput", rate(r, (double)r->output_tokens),
+                  "total_token_throughput", rate(r, (double)(r->input_tokens + r->output_tokens)));
     const struct {
         const char *key;
         uint64_t value;
-    } counts[] = {
-        {"total_input_tokens", r->input_tokens},     {"total_cached_tokens", r->cached_tokens},
-        {"total_output_tokens", r->output_tokens},   {"steps", r->steps},
-        {"sequence_steps", r->sequence_steps},       {"preemptions", r->preemptions},
-        {"recomputed_tokens", r->recomputed_tokens}, {"prefix_evictions", r->prefix_evictions}};
+    } counts[] = {{"total_input_tokens", r->input_tokens},
+                  {"total_cached_tokens", r->cached_tokens},
+                  {"refused_late", r->refused_late},
+                  {"total_output_tokens", r->output_tokens},
+                  {"steps", r->steps},
+                  {"sequence_steps", r->sequence_steps},
+                  {"preemptions", r->preemptions},
+                  {"recomputed_tokens", r->recomputed_tokens},
+                  {"prefix_evictions", r->prefix_evictions}};
     char key[32];
 
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
@@ -202,6 +211,24 @@ static json_t *run_json(const struct simulation *s, const struct sim_result *r)
         }
     }
     return page;
+}
+
+/* Of clients that are told apart, where there are several. */
+static json_t *keys_json(const struct sim_result *r)
+{
+    json_t *keys = json_object();
+    char name[16];
+
+    for (int k = 0; k < SIM_KEYS; k++) {
+        const struct samples *ttft = &r->key_ttft_ms[k];
+        if (!ttft->count) continue;
+        snprintf(name, sizeof name, "%d", k);
+        json_object_set_new(keys, name,
+                            json_pack("{s:i, s:f, s:f}", "completed", (int)ttft->count,
+                                      "p50_ttft_ms", samples_percentile(ttft, 50), "p99_ttft_ms",
+                                      samples_percentile(ttft, 99)));
+    }
+    return keys;
 }
 
 /* --- the frontier ------------------------------------------------------------------------------------------------ */
@@ -282,7 +309,7 @@ static enum status run_loads(struct simulation *s, struct error *err)
     struct point points[LOADS_MAX + 1] = {0};
     uint32_t count = s->load_count ? s->load_count : 1;
     bool page = !s->json_path || strcmp(s->json_path, "-") != 0;
-    json_t *runs = json_array(), *fit = NULL;
+    json_t *runs = json_array(), *fit = NULL, *one;
     enum status st = STATUS_OK;
 
     for (uint32_t i = 0; !st && i < count; i++) {
@@ -291,7 +318,9 @@ static enum status run_loads(struct simulation *s, struct error *err)
         st = simulate(&s->o, &s->trace, &r, err);
         if (!st) {
             if (page) print_run(s, &r);
-            json_array_append_new(runs, run_json(s, &r));
+            one = run_json(s, &r);
+            json_object_set_new(one, "keys", keys_json(&r));
+            json_array_append_new(runs, one);
             points[i] = (struct point){s->o.speed, rate(&r, (double)r.output_tokens),
                                        percentile(&r, REPORT_E2EL, 50) * 1e-3, false};
         }
@@ -304,24 +333,37 @@ static enum status run_loads(struct simulation *s, struct error *err)
     return st;
 }
 
+/* Serve's own defaults, its INFERD_ variables included. */
+static enum status set_defaults(struct simulation *s, struct error *err)
+{
+    char *nothing[] = {(char *)(uintptr_t) "simulate", NULL};
+    struct config config;
+    enum status st = config_parse(1, nothing, &config, err);
+
+    if (st) return st;
+    s->o.max_num_seqs = (uint32_t)config.max_num_seqs;
+    s->o.max_num_batched_tokens = (uint32_t)config.max_num_batched_tokens;
+    s->o.queue_seqs_max = (uint32_t)config.max_queue_seqs;
+    s->queue_tokens = (uint32_t)config.max_queue_tokens;
+    s->o.max_batch_wait_ms = config.max_batch_wait_ms;
+    s->o.max_itl_ms = config.max_itl_ms;
+    s->o.max_ttft_ms = config.max_ttft_ms;
+    s->o.class_age_ms = config.class_age_ms;
+    s->o.target_throughput = (double)config.target_throughput;
+    s->o.no_prefix_sharing = !config.enable_prefix_caching;
+    config_fini(&config);
+    return STATUS_OK;
+}
+
 int bench_simulate_main(int argc, char **argv)
 {
-    struct simulation s = {
-        .o = {.max_num_seqs = 128,
-              .max_num_batched_tokens = 512,
-              .queue_seqs_max = 512,
-              .max_batch_wait_ms = 2,
-              .replicas = 1,
-              .speed = 1},
-        .queue_tokens = 4194304,
-        .router = "least",
-    };
+    struct simulation s = {.o = {.replicas = 1, .speed = 1}, .router = "least"};
     struct error err = {0};
-    int wrong = parse(argc, argv, &s);
-    enum status st;
+    enum status st = set_defaults(&s, &err);
+    int wrong = st ? -1 : parse(argc, argv, &s);
 
     if (wrong >= 0) return wrong;
-    st = settle(&s, &err);
+    if (!st) st = settle(&s, &err);
     if (st) {
         fprintf(stderr, "inferd: simulate: %s\n", err.message);
         return 2;

@@ -1,11 +1,14 @@
 /* load.c - a model from its files to a running engine, with every limit worked out before anything large is taken. */
 #include "cli/load.h"
+#include "cli/pins.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file_map.h"
 #include "base/log.h"
+
+enum { CALIBRATE_MS = 300 }; /* forty steps of a GPU, a few of a CPU */
 
 /* "null:500" -> the number behind the colon; false when it is no plain number. */
 static bool device_number(const char *text, size_t name_len, uint32_t *out)
@@ -58,6 +61,9 @@ enum status load_device_options(const struct config *config, struct device_optio
         return error_set(err, STATUS_INVALID,
                          "--device is \"%s\"; it must be auto, cpu, cuda, cuda:N or null:STEP_US",
                          text);
+    if (config->gpu_memory && (out->kind == DEVICE_NULL || strcmp(text, "cpu") == 0))
+        return error_set(err, STATUS_INVALID,
+                         "--gpu-memory is the memory of a GPU; it goes with --device cuda or auto");
     return STATUS_OK;
 }
 
@@ -189,6 +195,9 @@ static void log_memory(const struct loaded *l)
 
 static enum status start_engine(const struct config *config, struct loaded *l, struct error *err)
 {
+    enum status st = pins_make(config, l, err);
+
+    if (st) return st;
     struct engine_options options = {
         .max_num_seqs = (uint32_t)config->max_num_seqs,
         .max_num_batched_tokens = l->limits.rows_max,
@@ -201,6 +210,10 @@ static enum status start_engine(const struct config *config, struct loaded *l, s
         .target_throughput = (uint32_t)config->target_throughput,
         .class_age_us = (uint32_t)(config->class_age_ms * 1000),
         .max_itl_us = (uint32_t)(config->max_itl_ms * 1000),
+        .calibrate_ms = CALIBRATE_MS,
+        .pins = l->pins,
+        .pin_count = l->pin_count,
+        .pin_s = (uint32_t)config->pin_ttl_s,
         .no_prefix_sharing = !config->enable_prefix_caching,
     };
 
@@ -234,6 +247,7 @@ enum status load_open(const struct config *config, struct loaded *out, struct er
 void load_close(struct loaded *l)
 {
     engine_destroy(l->engine);
+    pins_end(l);
     device_close(l->device);
     model_close(l->model);
     chat_close(l->chat);

@@ -30,6 +30,8 @@ struct loaded {
     struct device_limits limits;
     struct device_memory memory;
     struct device *device;
+    struct engine_pin *pins; /* [pin_count] */
+    uint32_t pin_count;
     struct engine *engine;
     void (*progress)(void *ctx, const char *phase, uint64_t done, uint64_t total); /* may be NULL */
     void *progress_ctx;

@@ -30,9 +30,6 @@ static enum status choose_device(const struct config *config, struct device_opti
     enum status st;
 
     *device_bytes = 0;
-    if (config->gpu_memory && names_cpu(config, options))
-        return error_set(err, STATUS_INVALID,
-                         "--gpu-memory is the memory of a GPU; it goes with --device cuda or auto");
     if (config->gpu_memory) options->kind = DEVICE_CUDA;
     if (config->gpu_memory || names_cpu(config, options)) return STATUS_OK;
     st = load_open_device(config, options, &device, err);

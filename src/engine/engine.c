@@ -76,6 +76,18 @@ static void free_engine(struct engine *e)
     free(e);
 }
 
+/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
+ * device may never come; it is not waited for long, and what it could touch is then left to it. */
+static bool notifications_are_over(const struct engine *e)
+{
+    for (int i = 0; i < 1000; i++) {
+        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
+            return true;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return false;
+}
+
 enum status engine_create(const struct engine_options *options, struct device *device,
                           const struct plan *plan, const struct device_limits *limits,
                           struct engine **out, struct error *err)
@@ -102,26 +114,20 @@ enum status engine_create(const struct engine_options *options, struct device *d
     }
     atomic_store(&e->published.kv_blocks_total, sched_counts(e->sched).kv_blocks_total);
     atomic_store(&e->published.idle, 1);
-    e->mallocs_at_start = malloc_count();
     device_set_notify(device, device_notify, e);
+    st = calibrate(e, err);
+    if (st) {
+        if (notifications_are_over(e)) free_engine(e);
+        return st;
+    }
+    step_loop_publish(e);
+    e->mallocs_at_start = malloc_count();
     if (pthread_create(&e->thread, NULL, step_loop, e)) {
         free_engine(e);
         return error_set(err, STATUS_IO, "the engine thread could not be started");
     }
     *out = e;
     return STATUS_OK;
-}
-
-/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
- * device may never come; it is not waited for long, and what it could touch is then left to it. */
-static bool notifications_are_over(const struct engine *e)
-{
-    for (int i = 0; i < 1000; i++) {
-        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
-            return true;
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
-    }
-    return false;
 }
 
 void engine_destroy(struct engine *e)
@@ -214,6 +220,23 @@ static struct step_open sampling_state(const struct request *r, uint32_t prompt_
     };
 }
 
+/* What of the prompt is to stay: as the request says, or the longest pin of the options that it begins with. */
+static void set_pin(const struct engine *e, const struct request *r, struct sequence *seq)
+{
+    seq->pin_tokens = r->pin_s ? r->pin_tokens : 0;
+    seq->pin_s = r->pin_s;
+    if (r->pin_s) return;
+    for (uint32_t i = 0; i < e->options.pin_count; i++) {
+        const struct engine_pin *pin = &e->options.pins[i];
+
+        if (pin->count <= seq->pin_tokens || pin->count > seq->prompt_count ||
+            memcmp(pin->ids, seq->prompt, pin->count * sizeof *pin->ids) != 0)
+            continue;
+        seq->pin_tokens = pin->count;
+        seq->pin_s = e->options.pin_s;
+    }
+}
+
 static void init_choice(const struct engine *e, struct engine_request *er, uint32_t number,
                         int32_t **sampled)
 {
@@ -240,6 +263,7 @@ static void init_choice(const struct engine *e, struct engine_request *er, uint3
         .credit = &er->credit,
         .owner = er,
     };
+    set_pin(e, r, &c->seq);
     *sampled += c->seq.max_new;
 }
 
@@ -380,8 +404,8 @@ static uint32_t late_by_s(struct engine *e, const struct request *r, uint64_t to
     if (!limit_ns) return 0;
     int64_t wait_ns = predict_first_token(e, r, tokens);
     if (wait_ns <= limit_ns) return 0;
-    error_set(err, STATUS_FULL, "the first token would come in %.1f s, and %.1f s are allowed",
-              (double)wait_ns * 1e-9, (double)limit_ns * 1e-9);
+    error_set(err, STATUS_FULL, "the first token would come in %.0f ms, and %.0f ms are allowed",
+              (double)wait_ns * 1e-6, (double)limit_ns * 1e-6);
     int64_t over_s = (wait_ns - limit_ns + 999999999) / 1000000000;
     return over_s > 60 ? 60 : (uint32_t)over_s;
 }
@@ -516,6 +540,7 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .preemptions = atomic_load(&p->preemptions),
         .recomputed_tokens = atomic_load(&p->recomputed_tokens),
         .prefix_blocks = atomic_load(&p->prefix_blocks),
+        .prefix_pinned = atomic_load(&p->prefix_pinned),
         .prefix_evictions = atomic_load(&p->prefix_evictions),
         .late_mallocs = malloc_count() - e->mallocs_at_start,
     };
@@ -525,6 +550,9 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
     out->arrivals_per_ks = atomic_load(&p->arrivals_per_ks);
     for (int i = 0; i < WINDOW_TRIGGERS; i++)
         out->window_fired[i] = atomic_load(&p->window_fired[i]);
+    static_assert(sizeof out->holds == HOLDS * sizeof *out->holds, "a number for each");
+    for (int i = 0; i < HOLDS; i++)
+        out->holds[i] = atomic_load(&p->holds[i]);
     out->alive = !out->dead_reason;
     if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
 }

@@ -69,11 +69,11 @@ struct published {
     _Atomic uint32_t kv_blocks_total, kv_blocks_used;
     _Atomic uint64_t step_rows_sum, step_ns_sum, host_ns_sum;
     _Atomic uint64_t preemptions, recomputed_tokens, prefix_evictions;
-    _Atomic uint32_t prefix_blocks;
+    _Atomic uint32_t prefix_blocks, prefix_pinned;
     _Atomic uint64_t kv_held_ns, kv_wasted_ns;
     _Atomic int64_t window_ns;
     _Atomic uint32_t arrivals_per_ks;
-    _Atomic uint64_t window_fired[WINDOW_TRIGGERS];
+    _Atomic uint64_t window_fired[WINDOW_TRIGGERS], holds[HOLDS];
     _Atomic double step_ns, row_ns, pair_ns; /* sched/forecast.h */
     _Atomic uint64_t decode_pairs, rows_under_way;
     _Atomic uint32_t forecast_ready, decodes, free_slots;
@@ -137,8 +137,12 @@ struct engine {
     struct sched_entry *entry_memory;
 };
 
+/* calibrate.c: before the engine thread runs. Errors: STATUS_DEVICE, STATUS_DEVICE_LOST. */
+enum status calibrate(struct engine *e, struct error *err);
+
 /* step_loop.c: the engine thread. */
 void *step_loop(void *engine);
+void step_loop_publish(struct engine *e); /* before the thread runs: by its maker */
 
 /* delivery.c: from results to rings, and how choices and requests end. All on the engine thread. */
 void delivery_start(struct engine *e, struct engine_request *er);

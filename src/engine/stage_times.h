@@ -24,6 +24,8 @@ struct stage_times {
     uint32_t prefill_chunks, decode_steps;
     uint64_t batch_rows_sum; /* rows of the steps it took part in: mean batch = sum / steps */
     uint32_t preemptions;
+    const char *
+        queued_for; /* static: what its first sequence waited for (sched/sequence.h); NULL: not scheduled */
     /* the I/O thread */
     int64_t detokenize_ns; /* CPU time making text and JSON, summed */
     int64_t stall_ns;      /* time in which its socket could not take bytes */

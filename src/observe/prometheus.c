@@ -78,6 +78,7 @@ static void real(struct buf *out, const char *name, const char *help, double val
 
 static void put_window(struct buf *out, const struct engine_stats *e)
 {
+    static const char *const reasons[] = {"none", "window", "slots", "blocks", "rows", "turn"};
     static const char *const triggers[] = {"idle", "size", "age", "throughput"};
     double window_s = (double)e->window_ns * 1e-9, rate = e->arrivals_per_ks / 1000.0;
 
@@ -85,6 +86,11 @@ static void put_window(struct buf *out, const struct engine_stats *e)
     real(out, "arrival_rate", "Sequences arriving per second, averaged over about one.", rate);
     real(out, "admission_window_arrivals", "Arrivals in a window: rate times length.",
          rate * window_s);
+    family(out, "admission_held_steps_total", "counter",
+           "Steps after which somebody still waited, by what for.");
+    for (int i = 1; i < 6; i++)
+        buf_printf(out, "inferd_admission_held_steps_total{reason=\"%s\"} %" PRIu64 "\n",
+                   reasons[i], e->holds[i]);
     family(out, "admission_window_opened_total", "counter",
            "Times that the window opened, by what opened it.");
     for (int i = 0; i < 4; i++)
@@ -100,6 +106,8 @@ static void put_kv(struct buf *out, const struct engine_stats *e)
     single(out, "recomputed_tokens_total", "counter", "Tokens computed again after preemption.",
            e->recomputed_tokens);
     single(out, "prefix_cache_blocks", "gauge", "KV blocks in the prefix index.", e->prefix_blocks);
+    single(out, "prefix_cache_pinned_blocks", "gauge", "Of them, pinned for a time.",
+           e->prefix_pinned);
     single(out, "prefix_cache_evictions_total", "counter",
            "Blocks that the prefix index let go for want of room.", e->prefix_evictions);
     seconds(out, "kv_held_seconds_total", "Time in which sequences held KV blocks.", e->kv_held_ns);

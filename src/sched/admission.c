@@ -180,6 +180,22 @@ static void put_ready(struct sched *sched, struct sequence *seq)
             return;
 }
 
+/* Its beginning stays, if it asks for that: the entries are its own, or another's that were there before. */
+static void pin(struct sched *sched, const struct sequence *seq)
+{
+    struct kv_prefix *prefix = sched->kv.prefix;
+    struct kv_chain chain = kv_chain_start(seq->salt);
+    uint32_t span = span_of(sched), known = known_tokens(seq);
+    uint32_t tokens = seq->pin_tokens < known ? seq->pin_tokens : known;
+    int32_t text[SPAN_MAX];
+
+    for (uint32_t i = 0; span && seq->pin_s && i < tokens / span; i++) {
+        uint32_t entry = kv_prefix_find(prefix, &chain, span_tokens(seq, i, span, text));
+
+        if (entry == KV_PREFIX_NONE || !kv_prefix_pin(prefix, entry, seq->pin_s)) return;
+    }
+}
+
 /* --- in and out ----------------------------------------------------------------------------------------------- */
 
 /* A preempted one whose reader has made no room would only be computed again to stand still. */
@@ -206,7 +222,7 @@ static uint32_t promised_tokens(const struct sequence *seq)
 {
     uint32_t all = sequence_kv_tokens(seq), now = known_tokens(seq) + 1;
 
-    return seq->score_prompt || all < now ? all : now;
+    return sequence_needs_all(seq) || all < now ? all : now;
 }
 
 /* Blocks left in each group for those that run to go on: one each, and four where a preempted one comes back, lest it leave again
@@ -227,15 +243,27 @@ static void give_back(struct sched *sched, struct sequence *seq)
     seq->computed = seq->entries = 0;
 }
 
+/* Shared blocks and the promise of the rest. false: it holds nothing. */
+static bool take_blocks(struct sched *sched, struct sequence *seq)
+{
+    lend_tables(sched, seq);
+    if (sched->kv.prefix) adopt_ready(sched, seq);
+    if (!kv_seq_promise(&seq->kv, &sched->kv, promised_tokens(seq)) && leaves_watermark(sched, seq))
+        return true;
+    give_back(sched, seq);
+    return false;
+}
+
 bool admission_admit(struct sched *sched, struct sequence *seq)
 {
     seq->slot = sched->free_slots[sched->free_slot_count - 1];
-    lend_tables(sched, seq);
-    if (sched->kv.prefix) adopt_ready(sched, seq);
-    if (kv_seq_promise(&seq->kv, &sched->kv, promised_tokens(seq)) ||
-        !leaves_watermark(sched, seq)) {
-        give_back(sched, seq);
-        return false;
+    if (!take_blocks(sched, seq)) {
+        bool alone = sched->free_slot_count == sched->options.max_num_seqs;
+
+        /* alone it fits, but for what is pinned */
+        if (!alone || !sched->kv.prefix || !kv_prefix_unpin_idle(sched->kv.prefix, UINT32_MAX) ||
+            !take_blocks(sched, seq))
+            return false;
     }
     if (seq->preemptions)
         sched->recomputed_tokens += known_tokens(seq) - seq->computed;
@@ -253,7 +281,10 @@ void admission_release(struct sched *sched, struct sequence *seq)
     bool leaving = seq->state == SEQ_LEAVING;
 
     assert(seq->last_seq_no <= sched->done_seq_no);
-    if (sched->kv.prefix) put_ready(sched, seq);
+    if (sched->kv.prefix) {
+        put_ready(sched, seq);
+        pin(sched, seq);
+    }
     give_back(sched, seq);
     sched->free_slots[sched->free_slot_count++] = seq->slot;
     order_released(sched, seq);

@@ -16,7 +16,8 @@ static struct sequence *worst(const struct sched *sched, enum seq_state state,
     for (const struct seq_link *link = head->next; link != head; link = link->next) {
         struct sequence *seq = sched_link_seq(link);
 
-        if (seq->score_prompt) continue; /* it was promised all that it needs */
+        /* promised all that it needs; but one that stands still may do so for long */
+        if (seq->score_prompt || (state == SEQ_RUNNING && sequence_needs_all(seq))) continue;
         if (goes_first(sched, seq, victim)) victim = seq;
     }
     return victim;
@@ -31,6 +32,8 @@ bool preempt_for(struct sched *sched, struct sequence *needy)
     if (sched->counts[SEQ_LEAVING] + sched->counts[SEQ_ENDING]) return false;
     victim = worst(sched, SEQ_RUNNING, needy);
     victim = worst(sched, SEQ_BLOCKED, victim);
+    if (victim == needy && sched->kv.prefix && kv_prefix_unpin_idle(sched->kv.prefix, 1))
+        return true; /* before it would give way to what nobody uses */
     victim->preemptions++;
     sched->preemptions++;
     admission_retract(sched, victim);

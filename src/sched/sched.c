@@ -464,17 +464,37 @@ static bool window_is_open(const struct planning *p)
                         cost_model_predict(&sched->cost, p->step->row_count, p->pairs));
 }
 
-static void plan_admissions(struct planning *p)
+/* Admits while it can; what kept it from more. */
+static enum seq_hold admit(struct planning *p)
 {
+    struct sched *sched = p->sched;
     struct sequence *seq;
 
-    if (p->preempted || !window_is_open(p)) return; /* preempted: blocks were short just now */
-    while (p->rows_left && (seq = admission_candidate(p->sched))) {
-        if (!first_chunk_fits(p, seq) || !admission_admit(p->sched, seq)) return;
+    if (p->preempted) return HOLD_BLOCKS; /* they were short just now */
+    if (!window_is_open(p)) return sched->free_slot_count ? HOLD_WINDOW : HOLD_SLOTS;
+    while (p->rows_left && (seq = admission_candidate(sched))) {
+        if (!first_chunk_fits(p, seq)) return HOLD_ROWS;
+        if (!admission_admit(sched, seq)) return HOLD_BLOCKS;
+        if (!seq->preemptions && seq->arrived_ns < sched->held_ns) seq->held = sched->held;
         enum put put = put_sequence(p, seq);
         assert(put != PUT_PREEMPTED); /* its first rows were promised */
-        if (put == PUT_NO_ROOM) return;
+        if (put == PUT_NO_ROOM) return HOLD_ROWS;
     }
+    if (!p->rows_left) return HOLD_ROWS;
+    if (!sched->free_slot_count) return HOLD_SLOTS;
+    return sched->counts[SEQ_LEAVING] ? HOLD_BLOCKS : HOLD_TURN;
+}
+
+static void plan_admissions(struct planning *p)
+{
+    struct sched *sched = p->sched;
+
+    if (sched->counts[SEQ_WAITING] == 0) return;
+    enum seq_hold held = admit(p);
+    if (sched->counts[SEQ_WAITING] == 0) return;
+    sched->held = held;
+    sched->held_ns = p->now_ns;
+    sched->holds[held]++;
 }
 
 bool sched_unblock(struct sched *sched, int64_t now_ns)
@@ -510,6 +530,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
 
     assert(seq_no > sched->done_seq_no);
     sched->now_ns = now_ns;
+    if (sched->kv.prefix) kv_prefix_set_time(sched->kv.prefix, now_ns);
     step_clear(step, seq_no);
     out->seq_no = seq_no;
     out->entry_count = out->row_count = 0;
@@ -562,6 +583,7 @@ struct sched_counts sched_counts(const struct sched *sched)
         .kv_wasted_ns = (uint64_t)sched->waste.wasted_ns,
     };
 
+    memcpy(counts.holds, sched->holds, sizeof counts.holds);
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         uint32_t capacity = kv_pool_capacity(sched->kv.pools[g]);
 
@@ -569,8 +591,12 @@ struct sched_counts sched_counts(const struct sched *sched)
         counts.kv_blocks_used += kv_pool_used_count(sched->kv.pools[g]);
     }
     if (sched->kv.prefix) {
-        counts.prefix_entries = kv_prefix_counts(sched->kv.prefix).entries;
-        counts.prefix_evictions = kv_prefix_counts(sched->kv.prefix).evicted;
+        struct kv_prefix_counts prefix = kv_prefix_counts(sched->kv.prefix);
+
+        counts.prefix_entries = prefix.entries;
+        counts.prefix_evictions = prefix.evicted;
+        counts.prefix_pinned = prefix.pinned;
+        counts.kv_blocks_used -= prefix.pinned_idle * sched->kv.group_count;
     }
     return counts;
 }

@@ -12,12 +12,14 @@
  *      candidates of one prompt.
  * Preemption: where a running sequence needs a block and there is none, one gives up its blocks (a blocked one, else the last in
  * order of priority, then class and arrival), keeps its arrival, and computes its tokens again later, but for those that the prefix index still
- * has. The first of the order is never chosen while another runs, and alone it fits (sched_fits), so there is always progress.
+ * has. One that has given way three times comes back with all the blocks that it may need, and keeps them while it runs. The first of the order is never chosen while another runs, and alone it fits (sched_fits), so there is always progress.
  * Order: larger priority first, strictly. Of equal priority, the tenant that has had fewer tokens (prompts when admitted, answers as they
  * come); one that comes after a pause has had what the last one served had had: it is not paid for its absence. Within a tenant by arrival, where
  * class fast (at most 8 tokens to sample), normal (64) and slow count as 0, 1 and 2 times class_age_ns later: a slow one is overtaken
  * only by those that come within so long after it, so within a priority none starves.
  * While several tenants are there, one that holds more than its share of slots leaves an eighth of slots and blocks free.
+ * Pins: the beginning of a sequence that asks for it (pin_tokens, pin_s) is kept in the prefix index after it for so long, within a quarter of the
+ * blocks; where a sequence that is alone, or the last in order, would have to give way, idle pins end instead.
  * Invariants (sched_check): a sequence is on the list its state names; the slots of RUNNING, BLOCKED, LEAVING and ENDING are distinct
  * and the rest are free; blocks are held by these and the prefix index only; every step stays within the limits.
  * Thread: engine thread only. Memory: all taken by sched_create. */
@@ -68,13 +70,14 @@ struct sched_step {
 struct sched_counts {
     uint32_t waiting, running, blocked, leaving, ending;
     uint32_t kv_blocks_total, kv_blocks_used; /* used: by sequences */
-    uint32_t prefix_entries;
+    uint32_t prefix_entries, prefix_pinned;
     uint64_t prefix_evictions;
     uint64_t preemptions,
         recomputed_tokens; /* tokens whose KV was given up by preempted ones and not found again */
     /* time in which sequences held blocks, and its integral over the share of their places without a token (shared blocks once): the
      * quotient is the mean waste */
     uint64_t kv_held_ns, kv_wasted_ns;
+    uint64_t holds[HOLDS]; /* plans after which somebody still waited, by what for */
 };
 
 /* Errors: STATUS_INVALID (an option out of its bounds), STATUS_NOMEM. Borrows plan and limits. */

@@ -47,6 +47,9 @@ struct sched {
     struct cost_model cost;
     struct waste waste;
     struct load load;
+    enum seq_hold held; /* the waiting list, after the last plan */
+    int64_t held_ns;    /* when that was */
+    uint64_t holds[HOLDS];
     int64_t now_ns;       /* of the step that is being planned */
     uint32_t *free_slots; /* [max_num_seqs] stack */
     uint32_t free_slot_count;
@@ -99,6 +102,6 @@ void admission_release(struct sched *sched, struct sequence *seq);
 void survey(struct sched *sched);
 
 /* preempt.c */
-/* A sequence gives up its blocks, now or when its steps are done; `needy` itself, if it is the last in order. false: nobody has to, one is
- * about to already. */
+/* A sequence gives up its blocks, now or when its steps are done; `needy` itself, if it is the last in order, but pins first. false: nobody
+ * has to, one is about to already. */
 bool preempt_for(struct sched *sched, struct sequence *needy);

@@ -2,6 +2,11 @@
 
 #include <assert.h>
 
+bool sequence_needs_all(const struct sequence *seq)
+{
+    return seq->score_prompt || seq->preemptions >= SEQ_PREEMPTIONS_MAX;
+}
+
 enum { FAST_MOST = 8, NORMAL_MOST = 64 };
 
 enum seq_class sequence_class(const struct sequence *seq)
@@ -67,4 +72,11 @@ uint32_t sequence_open_ids(const struct sequence *seq)
     if (seq->open.repetition_penalty != 1) ids += seq->prompt_count;
     if (has_penalty(&seq->open)) ids += seq->sampled_known;
     return ids;
+}
+
+const char *seq_hold_name(enum seq_hold hold)
+{
+    static const char *const names[HOLDS] = {"none", "window", "slots", "blocks", "rows", "turn"};
+
+    return names[hold];
 }

@@ -26,6 +26,7 @@ static void count_waste(struct sched *sched)
     struct waste *w = &sched->waste;
     double elapsed_ns = (double)(sched->now_ns - w->since_ns);
     uint64_t empty = 0;
+    uint32_t pinned = 0;
 
     if (w->places && elapsed_ns > 0) {
         w->held_ns += elapsed_ns;
@@ -33,8 +34,10 @@ static void count_waste(struct sched *sched)
     }
     w->since_ns = sched->now_ns;
     w->places = 0;
+    if (sched->kv.prefix) pinned = kv_prefix_counts(sched->kv.prefix).pinned_idle;
     for (uint32_t g = 0; g < sched->kv.group_count; g++)
-        w->places += (uint64_t)kv_pool_used_count(sched->kv.pools[g]) * sched->kv.block_tokens[g];
+        w->places +=
+            (uint64_t)(kv_pool_used_count(sched->kv.pools[g]) - pinned) * sched->kv.block_tokens[g];
     for (int s = SEQ_RUNNING; s <= SEQ_ENDING; s++)
         empty += empty_places(sched, (enum seq_state)s);
     w->tokens = w->places - (empty < w->places ? empty : w->places);

@@ -27,6 +27,7 @@ def paced(start):
     return start(step_us=2000)
 
 
+@pytest.mark.sanitizer
 def test_tokens_and_requests_are_those_of_the_daemon(paced):
     before = paced.metrics()
     page = bench_json(paced, "--num-prompts", 60, "--input-len", 50, "--output-len", 20, "--warmup", 0, "--max-concurrency", 8)
@@ -64,6 +65,7 @@ def test_the_block_has_the_lines_of_vllm_bench_serve(paced):
         assert any(row.startswith(line) for row in latency.splitlines()), (line, latency)
 
 
+@pytest.mark.sanitizer
 def test_conversations_and_shared_beginnings_are_answered(paced):
     page = bench_json(paced, "--dataset-name", "multi_turn", "--endpoint", "/v1/chat/completions", "--turns", 3, "--num-prompts", 9,
                       "--input-len", 20, "--output-len", 6, "--warmup", 0, "--save-detailed")
@@ -75,6 +77,7 @@ def test_conversations_and_shared_beginnings_are_answered(paced):
     assert shared["completed"] == 20 and shared["total_input_tokens"] == 20 * 144
 
 
+@pytest.mark.sanitizer
 def test_refusals_and_no_server_are_told(start):
     small = start(step_us=20000, queue=1, seqs=1)
     page = bench_json(small, "--num-prompts", 12, "--input-len", 8, "--output-len", 8, "--warmup", 0)

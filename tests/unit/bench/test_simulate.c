@@ -106,6 +106,47 @@ TEST(a_full_queue_refuses_and_what_never_fits_is_told_apart)
     trace_fini(&t);
 }
 
+TEST(who_would_be_late_is_refused_and_the_others_are_in_time)
+{
+    struct sim_options o = constant(10);
+    struct trace t = {0};
+
+    o.max_num_seqs = 4;
+    for (int i = 0; i < 2000; i++) /* twice what it can do: 4 slots, 11 steps each */
+        add(&t, i / 72.0, 32, 11);
+    o.max_ttft_ms = 400;
+    struct sim_result r = run(&o, &t);
+    EXPECT_EQ(r.completed + r.refused + r.refused_late, t.count);
+    EXPECT_TRUE(r.refused_late > 600 && r.refused == 0);
+    EXPECT_TRUE(samples_percentile(&r.ms[REPORT_TTFT], 99) < 800);
+    sim_result_fini(&r);
+    o.max_ttft_ms = 0;
+    r = run(&o, &t);
+    EXPECT_EQ(r.refused_late, 0);
+    EXPECT_TRUE(samples_percentile(&r.ms[REPORT_TTFT], 99) > 5000);
+    sim_result_fini(&r);
+    trace_fini(&t);
+}
+
+TEST(a_client_that_floods_is_told_apart_from_the_others)
+{
+    struct sim_options o = constant(10);
+    struct trace t = {0};
+
+    for (int i = 0; i < 3000; i++) {
+        struct trace_item item = {
+            .arrival_s = i * 0.005, .prompt_tokens = 16, .max_tokens = 10, .key = i % 60 ? 1 : 2};
+        EXPECT_OK(trace_add(&t, &item));
+    }
+    struct sim_result r = run(&o, &t);
+    EXPECT_EQ(r.key_ttft_ms[2].count, 50); /* none of the quiet one's is refused */
+    EXPECT_TRUE(samples_percentile(&r.key_ttft_ms[2], 99) * 10 <
+                samples_percentile(&r.key_ttft_ms[1], 99));
+    EXPECT_EQ(r.key_ttft_ms[1].count + r.key_ttft_ms[2].count, r.completed);
+    sim_result_fini(&r);
+    trace_fini(&t);
+}
+
 TEST(shared_beginnings_are_computed_once)
 {
     struct sim_options o = constant(10);

@@ -769,6 +769,8 @@ static void random_guest(struct guest *guest, struct reader *reader)
     r->sampling.repetition_penalty = test_rand_below(4) ? 1 : 1.1f;
     r->priority = (int32_t)test_rand_below(3) - 1;
     r->tenant = test_rand_below(3);
+    r->pin_tokens = test_rand_below(CONTEXT);
+    r->pin_s = test_rand_below(4) == 0;
     r->bell = &reader->bell;
     r->frontend = guest;
     guest->plan = test_rand_below(PLANS);
@@ -851,6 +853,7 @@ TEST(storm_with_a_window_and_bounded_steps)
     rig.options.max_batch_wait_us = 3000;
     rig.options.max_itl_us = 300;
     rig.options.class_age_us = 2000;
+    rig.options.calibrate_ms = 50;
     rig.fake.row_ns = 3000;
     storm(&rig, test_long() ? 5000 : 400);
 }

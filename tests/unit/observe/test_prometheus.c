@@ -63,10 +63,12 @@ TEST(scheduler_numbers_are_shown)
                              .recomputed_tokens = 512,
                              .prefix_blocks = 17,
                              .prefix_evictions = 5,
+                             .prefix_pinned = 4,
                              .kv_held_ns = 4000000000,
                              .kv_wasted_ns = 100000000,
                              .window_ns = 1500000,
                              .arrivals_per_ks = 2000000,
+                             .holds = {0, 1, 2, 3, 4, 5},
                              .window_fired = {7, 8, 9, 10}};
     struct buf out = render(&e, http);
     const char *text = buf_cstr(&out);
@@ -74,6 +76,9 @@ TEST(scheduler_numbers_are_shown)
     EXPECT_EQ(value_of(text, "preemptions_total"), 3);
     EXPECT_EQ(value_of(text, "recomputed_tokens_total"), 512);
     EXPECT_EQ(value_of(text, "prefix_cache_blocks"), 17);
+    EXPECT_EQ(value_of(text, "admission_held_steps_total{reason=\"slots\"}"), 2);
+    EXPECT_EQ(value_of(text, "admission_held_steps_total{reason=\"turn\"}"), 5);
+    EXPECT_EQ(value_of(text, "prefix_cache_pinned_blocks"), 4);
     EXPECT_EQ(value_of(text, "prefix_cache_evictions_total"), 5);
     EXPECT_NEAR(value_of(text, "kv_waste_ratio"), 0.025, 1e-9);
     EXPECT_NEAR(value_of(text, "kv_wasted_seconds_total"), 0.1, 1e-9);

@@ -171,3 +171,24 @@ TEST(a_window_costs_nothing_where_steps_are_longer_and_never_more_than_itself)
     compare_window(0.003, 10e-6, 2000000, 0);
     compare_window(0.0005, 2e-6, 2000000, 0.002);
 }
+
+/* Twice as many tokens as the pool holds, all at once. */
+TEST(nobody_is_preempted_without_end)
+{
+    struct visit *visits = make_visits();
+    uint32_t count = world_poisson(visits, VISITS_MAX, 60, 0, 10, 10, 200, 300, 900, 1), most = 0;
+    uint64_t tokens = 0;
+    struct world w;
+
+    world_init(&w);
+    w.blocks = 500;
+    w.check_every = 100;
+    world_run(&w, visits, count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (visits[i].seq.preemptions > most) most = visits[i].seq.preemptions;
+        tokens += visits[i].prompt_count + visits[i].max_new;
+    }
+    EXPECT_TRUE(w.counts.preemptions > 100 && most <= SEQ_PREEMPTIONS_MAX);
+    EXPECT_TRUE(2 * w.counts.recomputed_tokens < tokens);
+    free(visits);
+}
