@@ -1,9 +1,9 @@
 /* prefill_attention.cu - a chunk of rows against the paged KV of its sequence, on tensor cores (attention.h).
  *
  * Way      The (token, head) pairs of one KV head's group are the rows of a 128-row tile, so that a short chunk still fills
- *          it. 4 warps of 32 rows: a fragment of K or V from shared memory feeds two products. K and V in tiles of 64
- *          tokens, two in shared memory, filled by cp.async; Q stays there too; online softmax in registers. Two blocks
- *          an SM, so that one's softmax runs under the other's products. V is interleaved by eight tokens (kv_layout.h): ldmatrix without transpose.
+ *          it. 4 warps of 32 rows: a fragment of K or V from shared memory feeds two products (with 16 rows a warp, shared memory
+ *          is what bounds: 75 % busy). K and V in tiles of 64 tokens, two in shared memory, filled by cp.async; Q stays
+ *          there too; online softmax in registers. Two blocks an SM, so that one's softmax runs under the other's products. V is interleaved by eight tokens (kv_layout.h): ldmatrix without transpose.
  * Launch   grid (kv heads, tiles): all heads of the longest tile first. 128 threads, sm_80 and up. Tiles above the diagonal are never visited.
  * Floor    4*heads*D*(pairs of row and token) flop at the mma.sync rate (628 TFLOP/s measured on an H200).
  * Source   FlashAttention-2, arXiv 2307.08691. */
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                    const struct prefill_tile *tiles)
 {
     using S = tile_shape<D>;
-    constexpr int HALF = TOKENS / 2, KS = D / 16, NT = HALF / 8, DN = D / 8;
+    constexpr int KS = D / 16, NT = TOKENS / 8, DN = D / 8;
     extern __shared__ __align__(128) unsigned char shared[];
     T *const qs = (T *)shared, *const sm = qs + S::Q_ELEMENTS;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, r = lane >> 2, q = lane & 3;
@@ -136,9 +136,8 @@ __global__ void __launch_bounds__(THREADS, 2)
             __syncthreads();
         }
 
-        /* in halves: scores of 32 tokens leave registers for operands on their way */
-#pragma unroll 1
-        for (int half = 0; half < TOKENS / HALF; half++) {
+        {
+            const int first = j * TOKENS;
             float s[MT][NT][4];
 #pragma unroll
             for (int t = 0; t < MT; t++)
@@ -154,10 +153,9 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
                 for (int n = 0; n < NT; n += 2) {
                     uint32_t b[4];
-                    ldmatrix_x4(b, smem_addr(k +
-                                             (half * HALF + n * 8 + (lane >> 4) * 8 + (lane & 7)) *
-                                                 S::K_STRIDE +
-                                             ks * 16 + ((lane >> 3) & 1) * 8));
+                    ldmatrix_x4(b,
+                                smem_addr(k + (n * 8 + (lane >> 4) * 8 + (lane & 7)) * S::K_STRIDE +
+                                          ks * 16 + ((lane >> 3) & 1) * 8));
 #pragma unroll
                     for (int t = 0; t < MT; t++) {
                         mma_16816<T>(s[t][n], Q[t][0], Q[t][1], Q[t][2], Q[t][3], b[0], b[1]);
@@ -165,10 +163,8 @@ __global__ void __launch_bounds__(THREADS, 2)
                     }
                 }
             }
-            const int first = j * TOKENS + half * HALF;
-            if (first > pos_last) break;
             const bool edge =
-                first + HALF - 1 > pos_first || (a.window && first + (int)a.window <= pos_last);
+                first + TOKENS - 1 > pos_first || (a.window && first + (int)a.window <= pos_last);
 #pragma unroll
             for (int t = 0; t < MT; t++) {
                 if (a.softcap > 0.f) {
@@ -217,7 +213,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 }
             }
 #pragma unroll
-            for (int ks = 0; ks < HALF / 16; ks++) {
+            for (int ks = 0; ks < TOKENS / 16; ks++) {
                 uint32_t A[MT][4];
 #pragma unroll
                 for (int t = 0; t < MT; t++) {
@@ -229,10 +225,9 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
                 for (int d = 0; d < DN; d += 2) {
                     uint32_t b[4];
-                    ldmatrix_x4(b,
-                                smem_addr(v + ((half * HALF / 8 + ks * 2 + ((lane >> 3) & 1)) * D +
-                                               d * 8 + (lane >> 4) * 8 + (lane & 7)) *
-                                                  8));
+                    ldmatrix_x4(b, smem_addr(v + ((ks * 2 + ((lane >> 3) & 1)) * D + d * 8 +
+                                                  (lane >> 4) * 8 + (lane & 7)) *
+                                                     8));
 #pragma unroll
                     for (int t = 0; t < MT; t++) {
                         mma_16816<T>(o[t][d], A[t][0], A[t][1], A[t][2], A[t][3], b[0], b[1]);

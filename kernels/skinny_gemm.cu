@@ -22,6 +22,7 @@ namespace
 {
 
 constexpr int WARPS = 16, THREADS = WARPS * 32 + 32, BLOCK_BYTES = 2048;
+constexpr uint32_t SHORT_K = 2048; /* tiles of one or two stages: x of 8 such rows always fits */
 constexpr uint32_t SHARED_MAX = 227 * 1024;
 constexpr uint32_t RING_MIN = 2, RING_MAX = 6, RING_BYTES = 128 * 1024;
 
@@ -41,9 +42,9 @@ struct params {
     struct skinny_qkv qkv;
 };
 
-template <int NT> struct reduce_buffer {
-    float sum[2][WARPS][NT * 8]
-             [17]; /* two, so that a tile may start while the last is written out */
+/* Sums of all warps for RT tiles, twice, so that the next tiles may start while the last are written out. */
+template <int NT, int RT> struct reduce_buffer {
+    float sum[2][RT][WARPS][NT * 8][17];
     float row_ss[NT * 8][WARPS], factor[NT * 8];
 };
 
@@ -246,7 +247,8 @@ __device__ __forceinline__ void write_out(const params &p, uint32_t m, uint32_t 
     }
 }
 
-template <typename T, int NT, bool STAGED>
+/* RT: tiles between two reductions; 2 where a tile is so short that its barrier would be what it costs. */
+template <typename T, int NT, int RT, bool STAGED>
 __global__ void __launch_bounds__(THREADS, 1)
     skinny_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ params p)
 {
@@ -257,8 +259,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t per_tile = (kblocks + p.blocks - 1) / p.blocks; /* stages per tile */
     const uint32_t stage_bytes = p.blocks * BLOCK_BYTES;
     unsigned char *ring = shared;
-    auto *red = (reduce_buffer<NT> *)(shared + p.stages * stage_bytes);
-    T *xs = (T *)((unsigned char *)red + (sizeof(reduce_buffer<NT>) + 15) / 16 * 16);
+    auto *red = (reduce_buffer<NT, RT> *)(shared + p.stages * stage_bytes);
+    T *xs = (T *)((unsigned char *)red + (sizeof(reduce_buffer<NT, RT>) + 15) / 16 * 16);
 
     if (t == 0) {
         for (uint32_t s = 0; s < p.stages; s++) {
@@ -290,74 +292,82 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     pdl_wait();
     if (STAGED) stage_x<T>(p, xs, red->row_ss, red->factor);
+    /* the output of a tile that this thread writes, once the warps' sums are there */
+    const uint32_t my_rt = t / (128 * NT), my_m = t % (128 * NT) / 16, my_n = t % 16;
     const bool late_norm = STAGED && is_bf16<T>() && p.norm_gain;
     const float norm_factor =
-        late_norm && t < 128 * NT && t / 16 < p.M ? row_factor(p, red->row_ss[t / 16]) : 1.f;
+        late_norm && t < 128 * NT * RT && my_m < p.M ? row_factor(p, red->row_ss[my_m]) : 1.f;
 
     uint32_t s = 0, phase = 0, buffer = 0;
-    for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        float c[NT][4] = {};
+    for (uint32_t first = blockIdx.x; first < tiles; first += gridDim.x * RT) {
+        const uint32_t my_tile = first + my_rt * gridDim.x;
         extras more;
-        if (t < 128 * NT) more = fetch_extras(p, t / 16, tile * 16 + t % 16);
-        for (uint32_t chunk = 0; chunk < per_tile; chunk++) {
-            const uint32_t kb = chunk * p.blocks + warp;
-            const bool mine = warp < p.blocks && kb < kblocks;
-            uint4 x[NT][2];
-            if (mine) {
+        if (my_rt < RT && my_tile < tiles) more = fetch_extras(p, my_m, my_tile * 16 + my_n);
 #pragma unroll
-                for (int i = 0; i < NT; i++)
+        for (int rt = 0; rt < RT; rt++) {
+            if (first + rt * gridDim.x >= tiles) break;
+            float c[NT][4] = {};
+            for (uint32_t chunk = 0; chunk < per_tile; chunk++) {
+                const uint32_t kb = chunk * p.blocks + warp;
+                const bool mine = warp < p.blocks && kb < kblocks;
+                uint4 x[NT][2];
+                if (mine) {
+#pragma unroll
+                    for (int i = 0; i < NT; i++)
+#pragma unroll
+                        for (int j = 0; j < 2; j++) {
+                            const uint32_t m = i * 8 + r;
+                            x[i][j] = make_uint4(0, 0, 0, 0);
+                            if (m >= p.M) continue;
+                            if (STAGED)
+                                x[i][j] =
+                                    *(const uint4 *)(xs + (((kb * 2 + j) * p.M + m) * 4 + q) * 8);
+                            else
+                                x[i][j] = load_shared_state((const T *)p.x + m * p.x_stride +
+                                                            kb * 64 + q * 16 + j * 8);
+                        }
+                }
+                mbarrier_wait(&full[s], phase);
+                if (mine) {
+                    const unsigned char *a = ring + s * stage_bytes + warp * BLOCK_BYTES;
 #pragma unroll
                     for (int j = 0; j < 2; j++) {
-                        const uint32_t m = i * 8 + r;
-                        x[i][j] = make_uint4(0, 0, 0, 0);
-                        if (m >= p.M) continue;
-                        if (STAGED)
-                            x[i][j] = *(const uint4 *)(xs + (((kb * 2 + j) * p.M + m) * 4 + q) * 8);
-                        else
-                            x[i][j] = load_shared_state((const T *)p.x + m * p.x_stride + kb * 64 +
-                                                        q * 16 + j * 8);
-                    }
-            }
-            mbarrier_wait(&full[s], phase);
-            if (mine) {
-                const unsigned char *a = ring + s * stage_bytes + warp * BLOCK_BYTES;
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    /* The swizzle stores 16-byte piece u of row r at u ^ (r % 8); pieces q*2 + j of two
+                        /* The swizzle stores 16-byte piece u of row r at u ^ (r % 8); pieces q*2 + j of two
                      * neighbouring rows then fill all banks. */
-                    const uint32_t u = ((q * 2 + j) ^ r) * 16;
-                    const uint4 lo = *(const uint4 *)(a + r * 128 + u);
-                    const uint4 hi = *(const uint4 *)(a + (r + 8) * 128 + u);
+                        const uint32_t u = ((q * 2 + j) ^ r) * 16;
+                        const uint4 lo = *(const uint4 *)(a + r * 128 + u);
+                        const uint4 hi = *(const uint4 *)(a + (r + 8) * 128 + u);
 #pragma unroll
-                    for (int i = 0; i < NT; i++) {
-                        mma_16816<T>(c[i], lo.x, hi.x, lo.y, hi.y, x[i][j].x, x[i][j].y);
-                        mma_16816<T>(c[i], lo.z, hi.z, lo.w, hi.w, x[i][j].z, x[i][j].w);
+                        for (int i = 0; i < NT; i++) {
+                            mma_16816<T>(c[i], lo.x, hi.x, lo.y, hi.y, x[i][j].x, x[i][j].y);
+                            mma_16816<T>(c[i], lo.z, hi.z, lo.w, hi.w, x[i][j].z, x[i][j].w);
+                        }
                     }
                 }
+                __syncwarp();
+                if (lane == 0) mbarrier_arrive(&empty[s]);
+                if (++s == p.stages) {
+                    s = 0;
+                    phase ^= 1;
+                }
             }
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(&empty[s]);
-            if (++s == p.stages) {
-                s = 0;
-                phase ^= 1;
-            }
-        }
 #pragma unroll
-        for (int i = 0; i < NT; i++) {
-            float(*sum)[17] = red->sum[buffer][warp];
-            sum[i * 8 + 2 * q][r] = c[i][0];
-            sum[i * 8 + 2 * q + 1][r] = c[i][1];
-            sum[i * 8 + 2 * q][r + 8] = c[i][2];
-            sum[i * 8 + 2 * q + 1][r + 8] = c[i][3];
+            for (int i = 0; i < NT; i++) {
+                float(*sum)[17] = red->sum[buffer][rt][warp];
+                sum[i * 8 + 2 * q][r] = c[i][0];
+                sum[i * 8 + 2 * q + 1][r] = c[i][1];
+                sum[i * 8 + 2 * q][r + 8] = c[i][2];
+                sum[i * 8 + 2 * q + 1][r + 8] = c[i][3];
+            }
         }
         asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
-        if (t < 128 * NT && (t / 32) * 2 < p.M) { /* a warp writes two rows of 16 */
-            const uint32_t m = t / 16, n = t % 16;
+        if (my_rt < RT && my_tile < tiles &&
+            my_m / 2 * 2 < p.M) { /* a warp writes two rows of 16 */
             float v = 0.f;
 #pragma unroll
             for (int w = 0; w < WARPS; w++)
-                v += red->sum[buffer][w][m][n];
-            write_out<T>(p, m, tile * 16 + n, v * norm_factor, more);
+                v += red->sum[buffer][my_rt][w][my_m][my_n];
+            write_out<T>(p, my_m, my_tile * 16 + my_n, v * norm_factor, more);
         }
         buffer ^= 1;
     }
@@ -368,10 +378,10 @@ struct shape {
     bool staged, fits;
 };
 
-template <int NT> shape plan_shape(uint32_t M, uint32_t K, uint32_t blocks, bool norm)
+template <int NT, int RT> shape plan_shape(uint32_t M, uint32_t K, uint32_t blocks, bool norm)
 {
     const uint32_t stage_bytes = blocks * BLOCK_BYTES;
-    const uint32_t red = (sizeof(reduce_buffer<NT>) + 15) / 16 * 16, x = M * K * 2;
+    const uint32_t red = (sizeof(reduce_buffer<NT, RT>) + 15) / 16 * 16, x = M * K * 2;
     shape s = {};
     uint32_t room = SHARED_MAX - 1024 - red; /* 1024: barriers and alignment */
 
@@ -392,21 +402,22 @@ uint32_t stage_blocks(uint32_t K)
     return (kblocks + stages - 1) / stages;
 }
 
-template <typename T, int NT, bool STAGED>
+template <typename T, int NT, int RT, bool STAGED>
 cudaError_t launch_one(const struct kernel_context *ctx, const CUtensorMap &map, const params &p,
                        uint32_t shared)
 {
     static uint32_t
         allowed; /* the attribute belongs to the function; setting it twice is harmless */
     if (allowed < shared) {
-        cudaError_t e = cudaFuncSetAttribute(
-            skinny_kernel<T, NT, STAGED>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        cudaError_t e =
+            cudaFuncSetAttribute(skinny_kernel<T, NT, RT, STAGED>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (e) return e;
         allowed = shared;
     }
     const uint32_t tiles = (p.N + 15) / 16,
                    grid = tiles < (uint32_t)ctx->sm_count ? tiles : ctx->sm_count;
-    return launch(ctx, skinny_kernel<T, NT, STAGED>, dim3(grid), dim3(THREADS), shared, map, p);
+    return launch(ctx, skinny_kernel<T, NT, RT, STAGED>, dim3(grid), dim3(THREADS), shared, map, p);
 }
 
 template <typename T>
@@ -414,8 +425,12 @@ cudaError_t launch_skinny(const struct kernel_context *ctx, const struct skinny_
 {
     const struct skinny_weight *w = a->weight;
     const bool norm = a->norm_gain != NULL;
-    const shape s = a->M <= 8 ? plan_shape<1>(a->M, w->K, w->blocks, norm)
-                              : plan_shape<2>(a->M, w->K, w->blocks, norm);
+    /* also where a block has one tile only: the small products of a layer then run one code, and find it in the
+     * instruction cache (2 % of a small model's step) */
+    const bool short_tiles = a->M <= 8 && w->K <= SHORT_K;
+    const shape s = short_tiles ? plan_shape<1, 2>(a->M, w->K, w->blocks, norm)
+                    : a->M <= 8 ? plan_shape<1, 1>(a->M, w->K, w->blocks, norm)
+                                : plan_shape<2, 1>(a->M, w->K, w->blocks, norm);
     CUtensorMap map;
     params p = {a->M,        w->N,        w->K,        w->blocks,    s.stages,
                 a->x,        a->x_stride, a->x_cols,   a->row_index, a->norm_gain,
@@ -425,11 +440,12 @@ cudaError_t launch_skinny(const struct kernel_context *ctx, const struct skinny_
     if (!s.fits || a->M < 1 || a->M > SKINNY_ROWS_MAX) return cudaErrorInvalidValue;
     if (!s.staged && a->row_index) return cudaErrorInvalidValue;
     memcpy(&map, w->map, sizeof map);
+    if (short_tiles) return launch_one<T, 1, 2, true>(ctx, map, p, s.shared);
     if (a->M <= 8)
-        return s.staged ? launch_one<T, 1, true>(ctx, map, p, s.shared)
-                        : launch_one<T, 1, false>(ctx, map, p, s.shared);
-    return s.staged ? launch_one<T, 2, true>(ctx, map, p, s.shared)
-                    : launch_one<T, 2, false>(ctx, map, p, s.shared);
+        return s.staged ? launch_one<T, 1, 1, true>(ctx, map, p, s.shared)
+                        : launch_one<T, 1, 1, false>(ctx, map, p, s.shared);
+    return s.staged ? launch_one<T, 2, 1, true>(ctx, map, p, s.shared)
+                    : launch_one<T, 2, 1, false>(ctx, map, p, s.shared);
 }
 
 } // namespace
@@ -438,8 +454,8 @@ extern "C" bool skinny_gemm_fits(const struct kernel_context *ctx, uint32_t M, u
                                  bool norm)
 {
     if (ctx->capability < 90 || M < 1 || M > SKINNY_ROWS_MAX || K % 64) return false;
-    return M <= 8 ? plan_shape<1>(M, K, stage_blocks(K), norm).fits
-                  : plan_shape<2>(M, K, stage_blocks(K), norm).fits;
+    return M <= 8 ? plan_shape<1, 1>(M, K, stage_blocks(K), norm).fits
+                  : plan_shape<2, 1>(M, K, stage_blocks(K), norm).fits;
 }
 
 /* The map orders its dims (64 columns, rows, blocks of 64): a box lands in shared memory as `blocks` pieces of

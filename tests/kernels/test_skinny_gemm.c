@@ -238,6 +238,7 @@ TEST(qkv_rotates_neighbours_and_writes_keys_and_values_to_their_pages)
     for (uint32_t i = 0; i < 301 * (ROPE / 2); i++)
         rope[i] = (float2){cosf((float)i), sinf((float)i)};
     memset(poison, 0xff, kv_elements * 2);
+    double difference = 0, size = 0;
     struct skinny_args a = args_of(&p, M, true);
     a.epilogue = SKINNY_QKV, a.bias = p.dbias, a.y_stride = H * D,
     a.y = gpu_poisoned((size_t)M * H * D * 2);
@@ -268,9 +269,13 @@ TEST(qkv_rotates_neighbours_and_writes_keys_and_values_to_their_pages)
                 at = &kv[((uint32_t)slots[m] / 16 * G + g) * kv_record_elements(D) +
                          (is_k ? token * D + e : 16 * D + ((token / 8) * D + e) * 8 + token % 8)];
             }
-            EXPECT_NEAR(type_value(ctx.type, *at), v, 0.08 + 0.02 * fabs(v));
+            double off =
+                type_value(ctx.type, *at) - v; /* one large x * gain may be rounded by 0.4 */
+            EXPECT_TRUE(fabs(off) < 0.4 + 0.02 * fabs(v));
+            difference += off * off, size += v * v;
             *at = 0xffff; /* seen */
         }
+    EXPECT_TRUE(sqrt(difference / size) < 5e-3);
     EXPECT_TRUE(memcmp(kv, poison, kv_elements * 2) == 0); /* nothing else was written */
     free(rope), free(q), free(kv), free(poison);
     drop(&p);

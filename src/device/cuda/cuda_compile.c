@@ -105,7 +105,6 @@ void cuda_free_all(struct cuda_device *d)
         if (d->graphs[i]) cudaGraphExecDestroy(d->graphs[i]);
     for (uint32_t i = 0; i < CUDA_STEPS_MAX; i++) {
         if (d->flights[i].uploaded) cudaEventDestroy(d->flights[i].uploaded);
-        if (d->flights[i].begun) cudaEventDestroy(d->flights[i].begun);
         if (d->flights[i].done) cudaEventDestroy(d->flights[i].done);
     }
     cuda_gemm_close(d->gemm);
@@ -297,7 +296,7 @@ static enum status make_events(struct cuda_device *d, struct error *err)
 {
     for (uint32_t i = 0; i < d->limits.steps_inflight; i++)
         if (cudaEventCreateWithFlags(&d->flights[i].uploaded, cudaEventDisableTiming) ||
-            cudaEventCreate(&d->flights[i].begun) || cudaEventCreate(&d->flights[i].done))
+            cudaEventCreateWithFlags(&d->flights[i].done, cudaEventDisableTiming))
             return error_set(err, STATUS_DEVICE, "no CUDA events");
     return STATUS_OK;
 }

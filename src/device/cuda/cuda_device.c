@@ -74,12 +74,11 @@ static void finish(struct cuda_device *d, uint32_t index)
     struct cuda_flight_state *f = &d->flights[index];
     struct cuda_flight *memory = &d->b.flights[index];
     struct step_result *r = &f->result;
-    float ms = 0;
 
     if (!f->failed) wait_event(d, f);
     r->ended_ns = clock_mono_ns();
-    if (!f->failed && !r->status && !cudaEventElapsedTime(&ms, f->begun, f->done))
-        r->started_ns = r->ended_ns - (int64_t)((double)ms * 1e6);
+    if (atomic_load(&d->last_step_ns) > r->started_ns) /* it began when the one before it ended */
+        r->started_ns = atomic_load(&d->last_step_ns);
     if (!r->status) {
         r->output_count = f->step->output_count;
         r->outputs = (const struct step_output *)memory->host_outputs;

@@ -20,7 +20,7 @@
 
 struct cuda_flight_state {
     const struct step *step;
-    cudaEvent_t uploaded, begun, done;
+    cudaEvent_t uploaded, done;
     struct step_result result;
     bool failed; /* nothing was enqueued to wait for: result.status says why */
     /* of the image, device pointers */

@@ -268,7 +268,6 @@ cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struc
     e = cudaMemcpyAsync(memory->image, memory->host_image, p.at, cudaMemcpyHostToDevice, d->upload);
     if (!e) e = cudaEventRecord(flight->uploaded, d->upload);
     if (!e) e = cudaStreamWaitEvent(d->ctx.stream, flight->uploaded, 0);
-    if (!e) e = cudaEventRecord(flight->begun, d->ctx.stream);
     if (!e)
         e = state_open(&d->ctx, &state, changes.opens, step->open_count, changes.ids,
                        changes.biases);
