@@ -39,9 +39,10 @@ void cost_model_observe(struct cost_model *m, uint32_t rows, uint64_t pairs, int
     }
     double trace = m->p[0][0] + m->p[1][1] + m->p[2][2];
     double scale = trace < p_max ? 1 / forgetting : 1;
+    /* One triangle, mirrored: an asymmetry from rounding would grow by 1 / forgetting each step, until p is no covariance any more. */
     for (int i = 0; i < FEATURES; i++)
-        for (int j = 0; j < FEATURES; j++)
-            m->p[i][j] = (m->p[i][j] - gain[i] * px[j]) * scale;
+        for (int j = i; j < FEATURES; j++)
+            m->p[i][j] = m->p[j][i] = (m->p[i][j] - gain[i] * px[j]) * scale;
     m->observed++;
 }
 
