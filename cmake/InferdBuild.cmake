@@ -7,6 +7,7 @@ find_package(Threads REQUIRED)
 find_program(INFERD_CCACHE ccache)
 if(INFERD_CCACHE)
     set(CMAKE_C_COMPILER_LAUNCHER ${INFERD_CCACHE})
+    set(INFERD_CCACHE_RUN ${INFERD_CCACHE}) # in front of a compiler that is called directly
 endif()
 
 set(CMAKE_C_STANDARD 17)

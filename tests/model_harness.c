@@ -38,6 +38,7 @@ static void set_limits(struct harness *h, const struct harness_options *o)
         l->kv_blocks[g] = h->per_slot[g] * l->slots_max;
         h->blocks[g] = calloc(l->kv_blocks[g], sizeof(uint32_t));
         shuffle(h->blocks[g], l->kv_blocks[g]);
+        if (o->kv_blocks) l->kv_blocks[g] = o->kv_blocks;
     }
 }
 

@@ -19,6 +19,7 @@ struct harness_options {
     uint32_t context_tokens; /* 0: the plan's, at most 2048 */
     uint32_t steps_inflight; /* 0: 2 */
     uint32_t top_logprobs_max;
+    uint32_t kv_blocks; /* of every group; 0: for all slots, as the harness itself needs them */
 };
 
 struct harness {

@@ -1,6 +1,7 @@
 /* api_fault.c - refusals: one sentence, a status, a code, the field. docs/api.md section 4. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "api/api.h"
 #include "api/json_out.h"
@@ -21,9 +22,16 @@ bool api_refuse(struct api_fault *fault, unsigned http_status, const char *code,
         (struct api_fault){.http_status = http_status, .type = type_of(http_status), .code = code};
     fault->retry_after_s = http_status == 429 || http_status == 503;
     snprintf(fault->param, sizeof fault->param, "%s", param ? param : "");
+    char message[sizeof fault->message];
+
     va_start(args, format);
-    vsnprintf(fault->message, sizeof fault->message, format, args);
+    vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    /* every message names its field */
+    if (param && !strstr(message, param))
+        snprintf(fault->message, sizeof fault->message, "%.95s: %.400s", param, message);
+    else
+        memcpy(fault->message, message, sizeof message);
     return false;
 }
 
@@ -68,7 +76,8 @@ void api_submit_fault(enum status status, const struct error *err, enum api_rout
     switch (status) {
     case STATUS_FULL:
         api_refuse(fault, 429, "rate_limit_exceeded", NULL,
-                   "The queue of waiting requests is full; try again in %u s.", retry_after_s);
+                   "The request was not taken: %s; try again in %u s.", err->message,
+                   retry_after_s);
         fault->retry_after_s = retry_after_s ? retry_after_s : 1;
         break;
     case STATUS_INVALID:

@@ -141,9 +141,13 @@ static bool check_counts(struct draft *d)
     uint64_t sequences = (uint64_t)d->prompts.count * (uint64_t)d->params.best_of;
 
     if (sequences <= d->model->sequences_max) return true;
-    return api_refuse(d->fault, 400, "invalid_value", d->params.best_of > 1 ? "n" : "prompt",
-                      "prompts times best_of may be at most %u; here it is %" PRIu64 ".",
-                      d->model->sequences_max, sequences);
+    const char *name = d->params.best_of > 1 ? "n" : "prompt";
+
+    return api_refuse(
+        d->fault, 400, "invalid_value", name,
+        "%s asks for too much: the number of prompts times best_of may be at most %u; "
+        "here it is %" PRIu64 ".",
+        name, d->model->sequences_max, sequences);
 }
 
 /* --- the context: section 18.2 --- */
@@ -343,6 +347,8 @@ static bool fill_request(struct request *r, struct draft *d)
     r->want_logprobs = p->logprobs || p->best_of > p->n;
     r->top_logprobs = (uint32_t)p->top_logprobs;
     r->tenant = d->client->tenant;
+    r->pin_s = (uint32_t)p->prefix_ttl;
+    r->pin_tokens = p->prefix_tokens < UINT32_MAX ? (uint32_t)p->prefix_tokens : UINT32_MAX;
     r->times.received_ns = d->client->received_ns;
     if (!fill_prompts(r, d) || !fill_scores(r, d) || !fill_biases(r, d) || !fill_stop_ids(r, d))
         return no_memory(d->fault);

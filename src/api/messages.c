@@ -32,6 +32,13 @@ static bool refuse_type(struct api_fault *fault, const char *param, const char *
                       params_type_name(value));
 }
 
+/* An element of an array that must be an object: null is no missing one there. */
+static bool refuse_element(struct api_fault *fault, const char *param, const json_t *value)
+{
+    return api_refuse(fault, 400, "invalid_type", param, "%s must be an object, not %s.", param,
+                      params_type_name(value));
+}
+
 /* A string member of `object`, required. */
 static bool check_string(const json_t *object, const char *name, const char *path,
                          struct api_fault *fault)
@@ -48,7 +55,7 @@ static bool check_part(json_t *part, enum role role, const char *path, struct ap
 {
     char param[PARAM_PATH];
 
-    if (!json_is_object(part)) return refuse_type(fault, path, "an object", part);
+    if (!json_is_object(part)) return refuse_element(fault, path, part);
     if (!check_string(part, "type", path, fault)) return false;
     const char *type = json_string_value(json_object_get(part, "type"));
 
@@ -93,7 +100,7 @@ static bool check_tool_call(const json_t *call, const char *path, struct api_fau
 {
     char function[PARAM_PATH], param[PARAM_PATH];
 
-    if (!json_is_object(call)) return refuse_type(fault, path, "an object", call);
+    if (!json_is_object(call)) return refuse_element(fault, path, call);
     if (!check_string(call, "id", path, fault) || !check_string(call, "type", path, fault))
         return false;
     params_path(param, "%s.type", path);
@@ -135,7 +142,7 @@ static bool check_message(json_t *message, size_t index, struct api_fault *fault
     bool has_calls = false;
 
     params_path(path, "messages[%zu]", index);
-    if (!json_is_object(message)) return refuse_type(fault, path, "an object", message);
+    if (!json_is_object(message)) return refuse_element(fault, path, message);
     if (!check_string(message, "role", path, fault)) return false;
     const char *name = json_string_value(json_object_get(message, "role"));
     enum role role = role_of(json_object_get(message, "role"));
@@ -210,7 +217,7 @@ static bool read_template_values(const json_t *body, struct messages *out, struc
     json_array_foreach(out->documents, i, document)
     {
         params_path(param, "documents[%zu]", i);
-        if (!json_is_object(document)) return refuse_type(fault, param, "an object", document);
+        if (!json_is_object(document)) return refuse_element(fault, param, document);
     }
     if (effort) {
         out->extra = json_object();

@@ -77,7 +77,7 @@ bool params_int(const json_t *body, const char *name, int64_t low, int64_t high,
     /* a real beyond int64 saturates, and so would pass for a bound that is int64's own: seen before */
     if (!params_integral(value, &got) || got < low || got > high ||
         (json_is_real(value) &&
-         (json_real_value(value) >= 0x1p63 || json_real_value(value) < -0x1p63)))
+         (json_real_value(value) >= 0x1p63 || json_real_value(value) <= -0x1p63)))
         return high == INT64_MAX
                    ? api_refuse(fault, 400, "invalid_value", name,
                                 "%s must be an integer from %lld on that fits 64 bits.", name,
@@ -182,6 +182,16 @@ static const struct {
     {"functions", NULL, 1 << API_CHAT},
     {"function_call", NULL, 1 << API_CHAT},
 };
+
+/* Those of them whose type the contract names. */
+static bool check_lacking_types(const json_t *body, enum api_route route, struct api_fault *fault)
+{
+    const json_t *suffix = params_field(body, "suffix");
+    bool parallel;
+
+    if (route == API_CHAT) return params_bool(body, "parallel_tool_calls", &parallel, fault);
+    return !suffix || json_is_string(suffix) || wrong_type(fault, "suffix", "a string", suffix);
+}
 
 static bool refuse_lacking(const json_t *body, enum api_route route, struct api_fault *fault)
 {
@@ -456,13 +466,15 @@ bool params_read(const struct api_model *model, enum api_route route, const json
                            .best_of = 1,
                            .top_k = -1,
                            .truncate_prompt_tokens = -1,
+                           .prefix_tokens = INT64_MAX,
                            .temperature = 1,
                            .top_p = 1,
                            .repetition_penalty = 1,
                            .skip_special = true,
                            .add_special = route == API_COMPLETIONS};
     out->seed_given = params_field(body, "seed") != NULL;
-    return refuse_lacking(body, route, fault) && read_response_format(body, fault) &&
+    return check_lacking_types(body, route, fault) && refuse_lacking(body, route, fault) &&
+           read_response_format(body, fault) &&
            (route != API_CHAT || read_modalities(body, fault)) && read_strings(body, fault) &&
            read_stream(body, out, fault) &&
            (route == API_CHAT || params_bool(body, "echo", &out->echo, fault)) &&
@@ -482,6 +494,10 @@ bool params_read(const struct api_model *model, enum api_route route, const json
            params_bool(body, "ignore_eos", &out->ignore_eos, fault) &&
            params_bool(body, "skip_special_tokens", &out->skip_special, fault) &&
            params_bool(body, "return_token_ids", &out->return_token_ids, fault) &&
+           params_bool(body, "return_timings", &out->return_timings, fault) &&
+           params_int(body, "prefix_ttl", 0, 86400, &out->prefix_ttl, fault) &&
+           params_int(body, "prefix_tokens", 1, INT64_MAX, &out->prefix_tokens, fault) &&
+           params_bool(body, "timings_per_token", &out->timings_per_token, fault) &&
            params_bool(body, "return_tokens_as_token_ids", &out->tokens_as_ids, fault) &&
            params_bool(body, "add_special_tokens", &out->add_special, fault) &&
            params_int(body, "truncate_prompt_tokens", 1, INT64_MAX, &out->truncate_prompt_tokens,

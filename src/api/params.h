@@ -14,11 +14,12 @@ struct params {
     const char *max_tokens_name; /* as the client sent it */
     int64_t min_tokens, n, best_of, top_k, truncate_prompt_tokens, seed;
     bool seed_given;
+    int64_t prefix_ttl, prefix_tokens;
     double temperature, top_p, min_p;
     double presence_penalty, frequency_penalty, repetition_penalty;
     bool stream, include_usage;
     bool include_stop, ignore_eos, skip_special;
-    bool return_token_ids, tokens_as_ids, add_special;
+    bool return_token_ids, tokens_as_ids, add_special, return_timings, timings_per_token;
     bool echo;
     bool logprobs;                                    /* wanted */
     int64_t top_logprobs;                             /* 0..20 */

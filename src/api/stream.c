@@ -63,6 +63,7 @@ struct api_stream *stream_create(const struct api_model *model, enum api_route r
                              .echo = params->echo,
                              .logprobs = params->logprobs,
                              .return_ids = params->return_token_ids,
+                             .timings = params->return_timings || params->timings_per_token,
                              .ids_as_tokens = params->tokens_as_ids,
                              .include_stop = params->include_stop,
                              .skip_special = params->skip_special,
@@ -316,6 +317,8 @@ static void take_error(struct api_stream *s, const struct output *output)
 {
     if (output->status == STATUS_CLOSED || output->status == STATUS_CANCELLED)
         fail(s, 503, "server_draining", "The server is shutting down.");
+    else if (output->status == STATUS_TIMEOUT)
+        fail(s, 503, "service_unavailable", "The request's time (X-Request-Timeout) ran out.");
     else
         fail(s, 500, "internal_error",
              output->error ? output->error : "The request failed inside the server.");

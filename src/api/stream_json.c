@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/utf8.h"
 
 static bool is_chat(const struct api_stream *s)
@@ -276,6 +277,26 @@ void stream_put_prompt_entries(struct api_stream *s, uint32_t c)
     buf_fini(&text);
 }
 
+/* Appends "," and the second list to the first, and ends the second. */
+static void move_behind(struct buf *list, struct buf *second)
+{
+    if (second->len) {
+        if (list->len) put(list, ",");
+        buf_append_slice(list, buf_slice(second));
+    }
+    buf_fini(second);
+}
+
+/* Puts a list behind another, and ends it. */
+static void join_logprobs(struct logprob_json *list, struct logprob_json *second)
+{
+    move_behind(&list->tokens, &second->tokens);
+    move_behind(&list->numbers, &second->numbers);
+    move_behind(&list->tops, &second->tops);
+    move_behind(&list->offsets, &second->offsets);
+    list->count += second->count;
+}
+
 /* --- events --- */
 
 static void put_choices_start(const struct api_stream *s, uint32_t c, struct buf *out)
@@ -319,7 +340,11 @@ void stream_put_echo(struct api_stream *s, uint32_t c, struct buf *out)
 {
     struct choice *choice = &s->choices[c];
 
+    struct logprob_json sampled =
+        choice->logprobs; /* of the same turn: they come after the prompt's */
+
     choice->echo_due = false;
+    choice->logprobs = (struct logprob_json){0};
     if (s->logprobs) stream_put_prompt_entries(s, c);
     buf_append_slice(out, buf_slice(&s->head));
     put_choices_start(s, c, out);
@@ -333,6 +358,7 @@ void stream_put_echo(struct api_stream *s, uint32_t c, struct buf *out)
         put_prompt_ids(s, c, out);
     }
     put(out, "}]}\n\n");
+    join_logprobs(&choice->logprobs, &sampled); /* an empty list has no comma */
 }
 
 void stream_put_delta(struct api_stream *s, uint32_t c, struct buf *out)
@@ -399,13 +425,50 @@ static void put_usage(const struct api_stream *s, struct buf *out)
                (unsigned long long)(prompt + completion), s->request->times.cached_tokens);
 }
 
+static double ms(int64_t ns)
+{
+    return (double)ns * 1e-6;
+}
+
+/* "timings":{..}: llama-server's fields, and our stages, of which the sum is total_ms. */
+static void put_timings(const struct api_stream *s, struct buf *out)
+{
+    const struct stage_times *t = &s->request->times;
+    struct stage_ledger ledger = stage_ledger(t, clock_mono_ns());
+    double prompt_ms = ms(ledger.ns[STAGE_PREFILL]), answer_ms = ms(ledger.ns[STAGE_DECODE]);
+    uint64_t answer = api_stream_completion_tokens(s);
+    uint32_t computed = t->prompt_tokens - t->cached_tokens;
+
+    buf_printf(out,
+               "\"timings\":{\"cache_n\":%u,\"prompt_n\":%u,\"prompt_ms\":%.3f,"
+               "\"prompt_per_token_ms\":%.3f,\"prompt_per_second\":%.3f,",
+               t->cached_tokens, computed, prompt_ms, computed ? prompt_ms / computed : 0.0,
+               prompt_ms > 0 ? computed * 1e3 / prompt_ms : 0.0);
+    buf_printf(out,
+               "\"predicted_n\":%llu,\"predicted_ms\":%.3f,\"predicted_per_token_ms\":%.3f,"
+               "\"predicted_per_second\":%.3f",
+               (unsigned long long)answer, answer_ms, answer ? answer_ms / (double)answer : 0.0,
+               answer_ms > 0 ? (double)answer * 1e3 / answer_ms : 0.0);
+    buf_printf(out,
+               ",\"prefill_chunks\":%u,\"decode_steps\":%u,\"preemptions\":%u,"
+               "\"queued_for\":\"%s\",\"stages_ms\":{",
+               t->prefill_chunks, t->decode_steps, t->preemptions,
+               t->queued_for ? t->queued_for : "none");
+    for (int i = 0; i < STAGES; i++)
+        buf_printf(out, "%s\"%s\":%.3f", i ? "," : "", stage_name((enum request_stage)i),
+                   ms(ledger.ns[i]));
+    buf_printf(out, "},\"total_ms\":%.3f}", ms(ledger.total_ns));
+}
+
 void stream_put_end(struct api_stream *s, struct buf *out)
 {
-    if (s->include_usage) {
+    if (s->include_usage || s->timings) {
         put(out, "data: {");
         put_common(s, is_chat(s) ? "chat.completion.chunk" : "text_completion", out);
         put(out, "\"choices\":[],");
-        put_usage(s, out);
+        if (s->include_usage) put_usage(s, out);
+        if (s->include_usage && s->timings) put(out, ",");
+        if (s->timings) put_timings(s, out);
         put(out, "}\n\n");
     }
     put(out, "data: [DONE]\n\n");
@@ -446,16 +509,6 @@ static void put_text(struct api_stream *s, uint32_t c, struct buf *out)
     put(out, "\"");
 }
 
-/* Appends "," and the second list to the first, and ends the second. */
-static void move_behind(struct buf *list, struct buf *second)
-{
-    if (second->len) {
-        put(list, ",");
-        buf_append_slice(list, buf_slice(second));
-    }
-    buf_fini(second);
-}
-
 /* Prompt entries come first, but the sampled ones are there already: put them behind. */
 static void put_whole_logprobs(struct api_stream *s, uint32_t c, struct buf *out)
 {
@@ -465,12 +518,7 @@ static void put_whole_logprobs(struct api_stream *s, uint32_t c, struct buf *out
     if (s->logprobs && s->echo) {
         choice->logprobs = (struct logprob_json){0};
         stream_put_prompt_entries(s, c);
-        struct logprob_json *l = &choice->logprobs;
-
-        move_behind(&l->tokens, &sampled.tokens);
-        move_behind(&l->numbers, &sampled.numbers);
-        move_behind(&l->tops, &sampled.tops);
-        move_behind(&l->offsets, &sampled.offsets);
+        join_logprobs(&choice->logprobs, &sampled);
     }
     put_logprobs(s, choice, out);
 }
@@ -515,5 +563,9 @@ void stream_put_whole(struct api_stream *s, struct buf *out)
     }
     put(out, "],");
     put_usage(s, out);
+    if (s->timings) {
+        put(out, ",");
+        put_timings(s, out);
+    }
     put(out, "}");
 }

@@ -5,6 +5,7 @@
 #include "base/status.h"
 
 int cli_serve(int argc, char **argv);
+int cli_plan(int argc, char **argv);
 int cli_run(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);

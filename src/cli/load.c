@@ -1,5 +1,6 @@
 /* load.c - a model from its files to a running engine, with every limit worked out before anything large is taken. */
 #include "cli/load.h"
+#include "cli/pins.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,11 +8,7 @@
 #include "base/file_map.h"
 #include "base/log.h"
 
-enum {
-    STEPS_INFLIGHT = 2, /* one on the device, one being planned ahead */
-    LOGITS_ROWS_MIN =
-        64, /* rows of logits a step can give, so that scoring a prompt goes in fair pieces */
-};
+enum { CALIBRATE_MS = 300 }; /* forty steps of a GPU, a few of a CPU */
 
 /* "null:500" -> the number behind the colon; false when it is no plain number. */
 static bool device_number(const char *text, size_t name_len, uint32_t *out)
@@ -66,6 +63,9 @@ enum status load_device_options(const struct config *config, struct device_optio
         return error_set(err, STATUS_INVALID,
                          "--device is \"%s\"; it must be auto, cpu, cuda, cuda:N or null:STEP_US",
                          text);
+    if (config->gpu_memory && (out->kind == DEVICE_NULL || strcmp(text, "cpu") == 0))
+        return error_set(err, STATUS_INVALID,
+                         "--gpu-memory is the memory of a GPU; it goes with --device cuda or auto");
     return STATUS_OK;
 }
 
@@ -109,20 +109,23 @@ static enum status open_text(const struct config *config, struct loaded *l, stru
     return st;
 }
 
-static enum status open_model(const struct config *config, struct loaded *l, struct error *err)
+struct model_options load_model_options(const struct config *config,
+                                        const struct device_options *device)
 {
-    bool dummy = strcmp(config->load_format, "dummy") == 0;
-    struct model_options options = {
-        .context_tokens = 0,
+    return (struct model_options){
         .block_tokens = (uint32_t)config->block_size,
-        .kv_format = l->device_options.kind == DEVICE_CUDA ? KV_BF16 : KV_F32,
-        .dummy = dummy,
+        .kv_format = device->kind == DEVICE_CUDA ? KV_BF16 : KV_F32,
+        /* The null device runs no weights, so that a folder with config and tokenizer is enough for it. */
+        .dummy = strcmp(config->load_format, "dummy") == 0 || device->kind == DEVICE_NULL,
         .dummy_seed = config->seed,
     };
+}
+
+static enum status open_model(const struct config *config, struct loaded *l, struct error *err)
+{
+    struct model_options options = load_model_options(config, &l->device_options);
     enum status st;
 
-    /* The null device runs no weights, so that a folder with config and tokenizer is enough for it. */
-    if (l->device_options.kind == DEVICE_NULL) options.dummy = true;
     st = weights_open(l->path, options.dummy ? WEIGHTS_CONFIG_ONLY : 0, &l->weights, err);
     if (!st) st = open_text(config, l, err);
     if (!st) {
@@ -133,74 +136,51 @@ static enum status open_model(const struct config *config, struct loaded *l, str
     return st;
 }
 
-/* auto: the GPU where this build and machine have one, else the CPU. */
-static enum status open_device(const struct config *config, struct loaded *l, struct error *err)
+enum status load_open_device(const struct config *config, struct device_options *options,
+                             struct device **out, struct error *err)
 {
     if (!config->device || strcmp(config->device, "auto") == 0) {
-        l->device_options.kind = DEVICE_CUDA;
-        if (device_open(&l->device_options, &l->device, err) == STATUS_OK) return STATUS_OK;
-        l->device_options.kind = DEVICE_CPU;
+        options->kind = DEVICE_CUDA;
+        if (config->gpu_memory || device_open(options, out, NULL) == STATUS_OK)
+            return config->gpu_memory ? device_open(options, out, err) : STATUS_OK;
+        options->kind = DEVICE_CPU;
     }
-    return device_open(&l->device_options, &l->device, err);
+    return device_open(options, out, err);
 }
 
-static uint32_t at_least(uint64_t value, uint32_t least)
+void load_planner_options(const struct config *config, const struct device_options *device,
+                          uint64_t device_bytes, struct planner_options *out)
 {
-    return value < least ? least : (uint32_t)value;
+    bool cuda = device->kind == DEVICE_CUDA;
+
+    *out = (struct planner_options){
+        .device = *device,
+        .max_num_seqs = (uint32_t)config->max_num_seqs,
+        .max_num_batched_tokens = (uint32_t)config->max_num_batched_tokens,
+        .max_logprobs = (uint32_t)config->max_logprobs,
+        .max_model_len = config->max_model_len,
+        .kv_bytes = config->kv_cache_memory,
+        .memory_bytes = config->gpu_memory ? config->gpu_memory : device_bytes,
+        .utilization = config->gpu_memory_utilization,
+    };
+    if (!cuda)
+        out->memory_bytes = 0; /* the host's is shared with everything else: planner_check_host */
+    if (out->memory_bytes && !config_given(config, "kv_cache_memory")) out->kv_bytes = 0;
 }
 
-/* How many blocks the KV memory gives (the same number in each group) and how long a sequence may be. */
-static enum status size_cache(const struct config *config, struct loaded *l, struct error *err)
-{
-    uint64_t block_bytes = 0, blocks, pool_tokens, wanted = config->max_model_len;
-    uint32_t block_tokens = l->plan->groups[0].block_tokens;
-    enum status st;
-
-    l->limits.context_tokens = l->plan->context_tokens;
-    for (uint32_t g = 0; g < l->plan->group_count; g++)
-        l->limits.kv_blocks[g] = 1;
-    st = device_memory_plan(&l->device_options, l->plan, &l->limits, &l->memory, err);
-    if (st) return st;
-    for (uint32_t g = 0; g < l->plan->group_count; g++)
-        block_bytes += l->memory.kv_block_bytes[g];
-    blocks = block_bytes ? config->kv_cache_memory / block_bytes : config->kv_cache_memory / 4096;
-    if (blocks > 0x7fffffff) blocks = 0x7fffffff;
-    pool_tokens = blocks * block_tokens;
-    if (wanted > l->plan->context_tokens)
-        return error_set(err, STATUS_INVALID,
-                         "--max-model-len is %llu; this model's own is %u (tokens)",
-                         (unsigned long long)wanted, l->plan->context_tokens);
-    if (wanted > pool_tokens || !blocks)
-        return error_set(
-            err, STATUS_INVALID,
-            "--kv-cache-memory of %llu bytes holds %llu tokens (%llu bytes for %u tokens), too few "
-            "for "
-            "--max-model-len %llu: %llu bytes are needed",
-            (unsigned long long)config->kv_cache_memory, (unsigned long long)pool_tokens,
-            (unsigned long long)block_bytes, block_tokens, (unsigned long long)wanted,
-            (unsigned long long)((wanted + block_tokens - 1) / block_tokens * block_bytes +
-                                 !blocks * block_bytes));
-    if (!wanted)
-        wanted = l->plan->context_tokens < pool_tokens ? l->plan->context_tokens : pool_tokens;
-    l->limits.context_tokens = (uint32_t)wanted;
-    for (uint32_t g = 0; g < l->plan->group_count; g++)
-        l->limits.kv_blocks[g] = (uint32_t)blocks;
-    return device_memory_plan(&l->device_options, l->plan, &l->limits, &l->memory, err);
-}
-
+/* Every limit and byte, and the refusal of what does not fit, before anything large is taken. */
 static enum status size_limits(const struct config *config, struct loaded *l, struct error *err)
 {
-    l->limits = (struct device_limits){
-        .slots_max = (uint32_t)config->max_num_seqs,
-        .rows_max = at_least(config->max_num_batched_tokens, (uint32_t)config->max_num_seqs),
-        .steps_inflight = STEPS_INFLIGHT,
-        .top_logprobs_max = (uint32_t)config->max_logprobs,
-        .bias_max = 1024,  /* docs/api.md section 8 */
-        .banned_max = 256, /* end-of-sequence ids and 128 stop_token_ids */
-    };
-    l->limits.logits_max = at_least(config->max_num_seqs, LOGITS_ROWS_MIN);
-    if (l->limits.logits_max > l->limits.rows_max) l->limits.logits_max = l->limits.rows_max;
-    return size_cache(config, l, err);
+    struct planner_options options;
+    struct planner_fit fit;
+    enum status st;
+
+    load_planner_options(config, &l->device_options, device_memory_bytes(l->device), &options);
+    st = planner_fit(&options, l->plan, &fit, err);
+    if (!st) st = planner_check_host(&fit, l->device_options.kind, planner_host_available(), err);
+    l->limits = fit.limits;
+    l->memory = fit.memory;
+    return st;
 }
 
 static void log_memory(const struct loaded *l)
@@ -217,16 +197,25 @@ static void log_memory(const struct loaded *l)
 
 static enum status start_engine(const struct config *config, struct loaded *l, struct error *err)
 {
+    enum status st = pins_make(config, l, err);
+
+    if (st) return st;
     struct engine_options options = {
         .max_num_seqs = (uint32_t)config->max_num_seqs,
         .max_num_batched_tokens = l->limits.rows_max,
         .queue_seqs_max = (uint32_t)config->max_queue_seqs,
         .queue_tokens_max = config->max_queue_tokens,
+        .ttft_limit_us = (uint32_t)(config->max_ttft_ms * 1000),
         .client_stall_ms = (uint32_t)config->client_stall_timeout_s * 1000,
         .context_tokens = l->limits.context_tokens,
         .max_batch_wait_us = (uint32_t)(config->max_batch_wait_ms * 1000),
         .target_throughput = (uint32_t)config->target_throughput,
+        .class_age_us = (uint32_t)(config->class_age_ms * 1000),
         .max_itl_us = (uint32_t)(config->max_itl_ms * 1000),
+        .calibrate_ms = CALIBRATE_MS,
+        .pins = l->pins,
+        .pin_count = l->pin_count,
+        .pin_s = (uint32_t)config->pin_ttl_s,
         .no_prefix_sharing = !config->enable_prefix_caching,
     };
 
@@ -245,7 +234,7 @@ enum status load_open(const struct config *config, struct loaded *out, struct er
         !(out->name = config->served_model_name.count ? strdup(config->served_model_name.items[0])
                                                       : default_name(config->model)))
         st = error_set(err, STATUS_NOMEM, "no memory for the model's name");
-    if (!st) st = open_device(config, out, err);
+    if (!st) st = load_open_device(config, &out->device_options, &out->device, err);
     if (!st) st = open_model(config, out, err);
     if (!st) st = size_limits(config, out, err);
     if (!st) {
@@ -260,6 +249,7 @@ enum status load_open(const struct config *config, struct loaded *out, struct er
 void load_close(struct loaded *l)
 {
     engine_destroy(l->engine);
+    pins_end(l);
     device_close(l->device);
     model_close(l->model);
     chat_close(l->chat);

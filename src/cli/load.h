@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "formats/weights.h"
 #include "model/model.h"
+#include "planner/planner.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
@@ -29,6 +30,8 @@ struct loaded {
     struct device_limits limits;
     struct device_memory memory;
     struct device *device;
+    struct engine_pin *pins; /* [pin_count] */
+    uint32_t pin_count;
     struct engine *engine;
     void (*progress)(void *ctx, const char *phase, uint64_t done, uint64_t total); /* may be NULL */
     void *progress_ctx;
@@ -40,3 +43,15 @@ void load_close(struct loaded *loaded); /* idempotent */
 /* --device, --threads, --cpu-numerics ... as device options. Errors: STATUS_INVALID with what would be right. */
 enum status load_device_options(const struct config *config, struct device_options *out,
                                 struct error *err);
+
+/* --- shared with `inferd plan`, so that it and serve cannot disagree --- */
+/* Opens the device that --device names; options->kind tells which. auto: the GPU where this build and machine have one, else the
+ * CPU; with --gpu-memory only a GPU will do. */
+enum status load_open_device(const struct config *config, struct device_options *options,
+                             struct device **out, struct error *err);
+/* The model's options, but for vocab_tokens. */
+struct model_options load_model_options(const struct config *config,
+                                        const struct device_options *device);
+/* device_bytes: memory of the device where it has its own and it is known, else 0; --gpu-memory comes before it. */
+void load_planner_options(const struct config *config, const struct device_options *device,
+                          uint64_t device_bytes, struct planner_options *out);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "bench/simulate.h"
 #include "cli/cli.h"
 
 static const struct {
@@ -11,13 +12,18 @@ static const struct {
     const char *usage, *does;
 } commands[] = {
     {"serve", cli_serve, "serve MODEL [options]", "answer the OpenAI API over HTTP"},
+    {"plan", cli_plan, "plan MODEL [options] [--json]",
+     "the memory that serve would take, byte by byte; or why it does not fit"},
     {"run", cli_run, "run MODEL [options] [PROMPT]",
      "one answer in the terminal; without PROMPT a chat"},
     {"inspect", cli_inspect, "inspect MODEL",
      "architecture, tensors, tokenizer, template; or why it would not load"},
     {"tokenize", cli_tokenize, "tokenize MODEL TEXT | tokenize --jsonl [MODEL]",
      "text to ids; a protocol of JSON lines"},
-    {"bench", cli_bench, "bench WHAT MODEL [options]", "measure a device: bench device"},
+    {"bench", cli_bench, "bench serve|record|device [options]",
+     "load on a server; its arrivals as a trace; a device alone"},
+    {"simulate", bench_simulate_main, "simulate --trace FILE --device FILE",
+     "the scheduler on a modelled device, in virtual time"},
     {"docs", cli_docs, "docs configuration", "print docs/configuration.md"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };

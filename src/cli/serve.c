@@ -99,6 +99,18 @@ static enum status read_keys(struct server *s, struct error *err)
     return STATUS_OK;
 }
 
+/* What can be known wrong before anything is opened. */
+static enum status check_early(const struct config *config, struct error *err)
+{
+    struct device_options options;
+    char *path = NULL;
+    enum status st = load_device_options(config, &options, err);
+
+    if (!st) st = config_resolve_model(config->model, &path, err);
+    free(path);
+    return st;
+}
+
 static enum status start_frontend(struct server *s, struct error *err)
 {
     const struct config *c = s->config;
@@ -232,7 +244,7 @@ static int serve(struct server *s, struct error *err)
     pthread_sigmask(SIG_BLOCK, &signals,
                     NULL); /* inherited by every thread: main alone takes them */
     s->started_ns = s->logged_ns = clock_mono_ns();
-    if (read_keys(s, err) || start_frontend(s, err)) {
+    if (check_early(s->config, err) || read_keys(s, err) || start_frontend(s, err)) {
         cli_fail(err);
     } else if (pthread_create(&s->loader, NULL, load_thread, s)) {
         fprintf(stderr, "inferd: no thread for loading: %s\n", strerror(errno));

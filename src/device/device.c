@@ -61,6 +61,11 @@ void device_release(struct device *device, uint64_t seq_no)
     device->ops->release(device, seq_no);
 }
 
+uint64_t device_memory_bytes(const struct device *device)
+{
+    return device->ops->memory_bytes ? device->ops->memory_bytes(device) : 0;
+}
+
 struct device_health device_health(const struct device *device)
 {
     return device->ops->health(device);

@@ -75,6 +75,8 @@ enum status device_wait(struct device *device, uint64_t seq_no, int64_t timeout_
 void device_release(struct device *device, uint64_t seq_no);
 
 struct device_health device_health(const struct device *device); /* any thread */
+/* All of the device's own memory in bytes, from opening on; 0 where it computes in the host's. */
+uint64_t device_memory_bytes(const struct device *device);
 const char *
 device_description(const struct device *device); /* "CPU, 2 threads, avx512-vnni, fast" */
 
@@ -100,6 +102,7 @@ struct device_ops {
     uint64_t (*kv_block_bytes)(const struct device *, uint32_t group);
     enum status (*kv_copy_out)(struct device *, uint32_t group, uint32_t block, void *bytes);
     enum status (*kv_copy_in)(struct device *, uint32_t group, uint32_t block, const void *bytes);
+    uint64_t (*memory_bytes)(const struct device *); /* NULL: the host's memory */
 };
 struct device {
     const struct device_ops *ops;

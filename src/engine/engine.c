@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "engine/engine_state.h"
 #include "engine/malloc_count.h"
 
@@ -43,6 +44,7 @@ static enum status make_sched(struct engine *e, struct error *err)
         .max_num_batched_tokens = e->options.max_num_batched_tokens,
         .max_wait_ns = (int64_t)e->options.max_batch_wait_us * 1000,
         .target_throughput = e->options.target_throughput,
+        .class_age_ns = (int64_t)e->options.class_age_us * 1000,
         .max_step_ns = (int64_t)e->options.max_itl_us * 1000,
         .share_prefixes = !e->options.no_prefix_sharing,
         .refill = delivery_refill,
@@ -74,6 +76,18 @@ static void free_engine(struct engine *e)
     free(e);
 }
 
+/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
+ * device may never come; it is not waited for long, and what it could touch is then left to it. */
+static bool notifications_are_over(const struct engine *e)
+{
+    for (int i = 0; i < 1000; i++) {
+        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
+            return true;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return false;
+}
+
 enum status engine_create(const struct engine_options *options, struct device *device,
                           const struct plan *plan, const struct device_limits *limits,
                           struct engine **out, struct error *err)
@@ -100,26 +114,20 @@ enum status engine_create(const struct engine_options *options, struct device *d
     }
     atomic_store(&e->published.kv_blocks_total, sched_counts(e->sched).kv_blocks_total);
     atomic_store(&e->published.idle, 1);
-    e->mallocs_at_start = malloc_count();
     device_set_notify(device, device_notify, e);
+    st = calibrate(e, err);
+    if (st) {
+        if (notifications_are_over(e)) free_engine(e);
+        return st;
+    }
+    step_loop_publish(e);
+    e->mallocs_at_start = malloc_count();
     if (pthread_create(&e->thread, NULL, step_loop, e)) {
         free_engine(e);
         return error_set(err, STATUS_IO, "the engine thread could not be started");
     }
     *out = e;
     return STATUS_OK;
-}
-
-/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
- * device may never come; it is not waited for long, and what it could touch is then left to it. */
-static bool notifications_are_over(const struct engine *e)
-{
-    for (int i = 0; i < 1000; i++) {
-        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
-            return true;
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
-    }
-    return false;
 }
 
 void engine_destroy(struct engine *e)
@@ -212,6 +220,23 @@ static struct step_open sampling_state(const struct request *r, uint32_t prompt_
     };
 }
 
+/* What of the prompt is to stay: as the request says, or the longest pin of the options that it begins with. */
+static void set_pin(const struct engine *e, const struct request *r, struct sequence *seq)
+{
+    seq->pin_tokens = r->pin_s ? r->pin_tokens : 0;
+    seq->pin_s = r->pin_s;
+    if (r->pin_s) return;
+    for (uint32_t i = 0; i < e->options.pin_count; i++) {
+        const struct engine_pin *pin = &e->options.pins[i];
+
+        if (pin->count <= seq->pin_tokens || pin->count > seq->prompt_count ||
+            memcmp(pin->ids, seq->prompt, pin->count * sizeof *pin->ids) != 0)
+            continue;
+        seq->pin_tokens = pin->count;
+        seq->pin_s = e->options.pin_s;
+    }
+}
+
 static void init_choice(const struct engine *e, struct engine_request *er, uint32_t number,
                         int32_t **sampled)
 {
@@ -233,10 +258,12 @@ static void init_choice(const struct engine *e, struct engine_request *er, uint3
         .banned = r->stop_ids,
         .biases = r->sampling.biases,
         .priority = r->priority,
+        .tenant = r->tenant,
         .salt = r->tenant,
         .credit = &er->credit,
         .owner = er,
     };
+    set_pin(e, r, &c->seq);
     *sampled += c->seq.max_new;
 }
 
@@ -283,16 +310,59 @@ static uint32_t retry_after(const struct engine *e, uint32_t seqs)
     return wait < 1 ? 1 : wait > 60 ? 60 : (uint32_t)(wait + 0.999);
 }
 
-static bool take_queue_room(struct engine *e, uint32_t seqs, uint64_t tokens)
+static struct forecast read_forecast(struct engine *e)
 {
-    uint32_t before = atomic_fetch_add(&e->queued_seqs, seqs);
-    uint64_t tokens_before = atomic_fetch_add(&e->queued_tokens, tokens);
+    struct published *p = &e->published;
 
-    if (before + seqs <= e->options.queue_seqs_max &&
-        tokens_before + tokens <= e->options.queue_tokens_max)
-        return true;
+    return (struct forecast){
+        .ready = atomic_load(&p->forecast_ready),
+        .step_ns = atomic_load(&p->step_ns),
+        .row_ns = atomic_load(&p->row_ns),
+        .pair_ns = atomic_load(&p->pair_ns),
+        .decodes = atomic_load(&p->decodes),
+        .decode_pairs = atomic_load(&p->decode_pairs),
+        .rows_under_way = atomic_load(&p->rows_under_way),
+        .free_slots = atomic_load(&p->free_slots),
+        .rows_max = e->options.max_num_batched_tokens,
+        .max_step_ns = (int64_t)e->options.max_itl_us * 1000,
+    };
+}
+
+static struct queue_account *queue_account(struct engine *e, uint64_t tenant)
+{
+    return &e->queue_accounts[hash_mix64(tenant) % QUEUE_ACCOUNTS];
+}
+
+static void leave_queue(struct engine *e, uint64_t tenant, uint32_t seqs, uint64_t tokens)
+{
+    struct queue_account *account = queue_account(e, tenant);
+
     atomic_fetch_sub(&e->queued_seqs, seqs);
     atomic_fetch_sub(&e->queued_tokens, tokens);
+    atomic_fetch_sub(&account->tokens, tokens);
+    if (atomic_fetch_sub(&account->seqs, seqs) == seqs)
+        atomic_fetch_sub(&e->queue_account_count, 1);
+}
+
+/* A queue that one tenant has filled has room for the others still: each may have its share of the bounds, up to twice the bounds in
+ * all. */
+static bool take_queue_room(struct engine *e, uint64_t tenant, uint32_t seqs, uint64_t tokens)
+{
+    struct queue_account *account = queue_account(e, tenant);
+    uint64_t seqs_max = e->options.queue_seqs_max, tokens_max = e->options.queue_tokens_max;
+    uint64_t all_tokens = atomic_fetch_add(&e->queued_tokens, tokens) + tokens;
+    uint64_t all_seqs = atomic_fetch_add(&e->queued_seqs, seqs) + (uint64_t)seqs;
+    uint64_t own_tokens = atomic_fetch_add(&account->tokens, tokens) + tokens;
+    uint32_t before = atomic_fetch_add(&account->seqs, seqs);
+
+    if (before == 0) atomic_fetch_add(&e->queue_account_count, 1);
+    if (all_seqs <= seqs_max && all_tokens <= tokens_max) return true;
+    uint32_t sharers = atomic_load(&e->queue_account_count);
+    if (sharers > 1 && (before + (uint64_t)seqs) * sharers <= seqs_max &&
+        own_tokens * sharers <= tokens_max && all_seqs <= 2 * seqs_max &&
+        all_tokens <= 2 * tokens_max)
+        return true;
+    leave_queue(e, tenant, seqs, tokens);
     return false;
 }
 
@@ -300,8 +370,44 @@ void engine_leave_queue(struct engine *e, struct choice *choice)
 {
     if (choice->started) return;
     choice->started = true;
-    atomic_fetch_sub(&e->queued_seqs, 1);
-    atomic_fetch_sub(&e->queued_tokens, choice->seq.prompt_count);
+    leave_queue(e, choice->seq.tenant, 1, choice->seq.prompt_count);
+}
+
+/* When the request's first token would come if it were taken, in ns from now; -1: not known. Tenants take turns, so of what waits
+ * no more is ahead of it than its own, once for each of them. */
+static int64_t predict_first_token(struct engine *e, const struct request *r, uint64_t tokens)
+{
+    struct queue_account *account = queue_account(e, r->tenant);
+    struct forecast f = read_forecast(e);
+    uint64_t sharers = atomic_load(&e->queue_account_count) + 1;
+    uint64_t seqs_ahead = atomic_load(&e->queued_seqs), tokens_ahead;
+    uint64_t own_seqs = atomic_load(&account->seqs);
+    uint64_t own_tokens = atomic_load(&account->tokens);
+
+    if (!f.ready) return -1;
+    tokens_ahead = atomic_load(&e->queued_tokens);
+    if ((own_seqs + 1) * sharers < seqs_ahead) seqs_ahead = (own_seqs + 1) * sharers;
+    if ((own_tokens + tokens) * sharers < tokens_ahead)
+        tokens_ahead = (own_tokens + tokens) * sharers;
+    return forecast_first_token(&f, (uint32_t)seqs_ahead, tokens_ahead, (uint32_t)tokens,
+                                atomic_load(&e->published.starts_per_ks) / 1000.0);
+}
+
+/* 0, or in how many seconds a request that would be late now would be in time. */
+static uint32_t late_by_s(struct engine *e, const struct request *r, uint64_t tokens,
+                          struct error *err)
+{
+    int64_t limit_ns = (int64_t)e->options.ttft_limit_us * 1000;
+    int64_t now_ns = clock_mono_ns(), left_ns = r->deadline_ns ? r->deadline_ns - now_ns : 0;
+
+    if (r->deadline_ns && (!limit_ns || left_ns < limit_ns)) limit_ns = left_ns > 1 ? left_ns : 1;
+    if (!limit_ns) return 0;
+    int64_t wait_ns = predict_first_token(e, r, tokens);
+    if (wait_ns <= limit_ns) return 0;
+    error_set(err, STATUS_FULL, "the first token would come in %.0f ms, and %.0f ms are allowed",
+              (double)wait_ns * 1e-6, (double)limit_ns * 1e-6);
+    int64_t over_s = (wait_ns - limit_ns + 999999999) / 1000000000;
+    return over_s > 60 ? 60 : (uint32_t)over_s;
 }
 
 static enum status refuse(struct engine *e, struct engine_request *er, enum status st)
@@ -326,9 +432,14 @@ enum status engine_submit(struct engine *e, struct request *r, uint32_t *retry_a
     if (!er) return refuse(e, er, error_set(err, STATUS_NOMEM, "no memory for the request"));
     st = check_fit(e, er, err);
     if (st) return refuse(e, er, st);
-    if (!take_queue_room(e, er->choice_count, er->tokens * r->best_of)) {
+    uint32_t late_s = late_by_s(e, r, er->tokens, err);
+    if (late_s) {
+        *retry_after_s = late_s;
+        return refuse(e, er, STATUS_FULL);
+    }
+    if (!take_queue_room(e, r->tenant, er->choice_count, er->tokens * r->best_of)) {
         *retry_after_s = retry_after(e, atomic_load(&e->queued_seqs));
-        return refuse(e, er, error_set(err, STATUS_FULL, "the queue is full"));
+        return refuse(e, er, error_set(err, STATUS_FULL, "the queue of waiting requests is full"));
     }
     r->times.submitted_ns = clock_mono_ns();
     r->times.prompt_tokens = (uint32_t)er->tokens;
@@ -429,13 +540,19 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .preemptions = atomic_load(&p->preemptions),
         .recomputed_tokens = atomic_load(&p->recomputed_tokens),
         .prefix_blocks = atomic_load(&p->prefix_blocks),
+        .prefix_pinned = atomic_load(&p->prefix_pinned),
         .prefix_evictions = atomic_load(&p->prefix_evictions),
         .late_mallocs = malloc_count() - e->mallocs_at_start,
     };
+    out->kv_held_ns = atomic_load(&p->kv_held_ns);
+    out->kv_wasted_ns = atomic_load(&p->kv_wasted_ns);
     out->window_ns = atomic_load(&p->window_ns);
     out->arrivals_per_ks = atomic_load(&p->arrivals_per_ks);
     for (int i = 0; i < WINDOW_TRIGGERS; i++)
         out->window_fired[i] = atomic_load(&p->window_fired[i]);
+    static_assert(sizeof out->holds == HOLDS * sizeof *out->holds, "a number for each");
+    for (int i = 0; i < HOLDS; i++)
+        out->holds[i] = atomic_load(&p->holds[i]);
     out->alive = !out->dead_reason;
     if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
 }

@@ -16,16 +16,31 @@
 
 struct engine; /* opaque */
 
+/* A beginning of prompts that stays cached for pin_s seconds after each request that begins so. */
+struct engine_pin {
+    const int32_t *ids;
+    uint32_t count;
+};
+
 struct engine_options {
     uint32_t max_num_seqs;           /* sequences running at once, 1..limits.slots_max */
     uint32_t max_num_batched_tokens; /* rows of a step, at most limits.rows_max */
-    uint32_t queue_seqs_max;         /* sequences waiting at once (512): beyond it STATUS_FULL */
-    uint64_t queue_tokens_max;       /* prompt tokens waiting at once */
-    uint32_t client_stall_ms;        /* a blocked ring for this long ends its request */
-    uint32_t context_tokens;         /* longest sequence */
-    uint32_t max_batch_wait_us;      /* longest admission window (sched/window.h); 0: none */
+    uint32_t
+        queue_seqs_max; /* sequences waiting at once (512): beyond it STATUS_FULL, but for tenants that have less than
+                                      * their share of it waiting */
+    uint64_t queue_tokens_max;  /* prompt tokens waiting at once */
+    uint32_t ttft_limit_us;     /* longest predicted time to a first token; 0: no limit */
+    uint32_t client_stall_ms;   /* a blocked ring for this long ends its request */
+    uint32_t context_tokens;    /* longest sequence */
+    uint32_t max_batch_wait_us; /* longest admission window (sched/window.h); 0: none */
     uint32_t target_throughput; /* prompt tokens a second, below 80 % of which it opens; 0: none */
-    uint32_t max_itl_us;    /* a step with decoding sequences is to take no longer; 0: no bound */
+    uint32_t
+        class_age_us; /* what a class of length is worth of waiting (sched/sched.h); 0: nothing */
+    uint32_t max_itl_us; /* a step with decoding sequences is to take no longer; 0: no bound */
+    const struct engine_pin *pins; /* [pin_count], borrowed */
+    uint32_t pin_count, pin_s;
+    uint32_t
+        calibrate_ms; /* engine_create runs steps on trial for about so long, so that step times are known; 0: it learns as it serves */
     bool no_prefix_sharing; /* every prompt is computed in full */
 };
 
@@ -37,7 +52,8 @@ enum status engine_create(const struct engine_options *options, struct device *d
 void engine_destroy(struct engine *engine);
 
 /* Queues the request and takes a reference. Never blocks, never waits for the device.
- * STATUS_FULL: the queue is full: 429 with *retry_after_s (>= 1). STATUS_INVALID: it can never run (more sequences than
+ * STATUS_FULL: the queue is full, or the first token is predicted for after the request's deadline or ttft_limit_us: 429 with *retry_after_s
+ * (>= 1) and the sentence. STATUS_INVALID: it can never run (more sequences than
  * the queue holds, more KV than the pool has): 400 with the sentence. STATUS_CLOSED: draining or dead: 503. */
 enum status engine_submit(struct engine *engine, struct request *request, uint32_t *retry_after_s,
                           struct error *err);
@@ -73,9 +89,13 @@ struct engine_stats {
         recomputed_tokens; /* KV given up for want of blocks; tokens computed a second time for it */
     uint32_t prefix_blocks; /* entries of the prefix index, in use or kept for later prompts */
     uint64_t prefix_evictions;
+    uint32_t prefix_pinned; /* of prefix_blocks */
+    uint64_t kv_held_ns,
+        kv_wasted_ns;  /* time with KV in use; of it, by the share of places that held no token */
     int64_t window_ns; /* admission window as last decided (sched/window.h) */
     uint32_t
         arrivals_per_ks; /* sequences that arrive in 1000 s, averaged over about one; rho = this * window */
+    uint64_t holds[6]; /* by enum seq_hold: steps after which somebody still waited, for what */
     uint64_t window_fired[4]; /* by enum window_trigger: idle, size, age, throughput */
 };
 void engine_stats(const struct engine *engine, struct engine_stats *out);

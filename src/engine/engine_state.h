@@ -69,13 +69,23 @@ struct published {
     _Atomic uint32_t kv_blocks_total, kv_blocks_used;
     _Atomic uint64_t step_rows_sum, step_ns_sum, host_ns_sum;
     _Atomic uint64_t preemptions, recomputed_tokens, prefix_evictions;
-    _Atomic uint32_t prefix_blocks;
+    _Atomic uint32_t prefix_blocks, prefix_pinned;
+    _Atomic uint64_t kv_held_ns, kv_wasted_ns;
     _Atomic int64_t window_ns;
     _Atomic uint32_t arrivals_per_ks;
-    _Atomic uint64_t window_fired[WINDOW_TRIGGERS];
+    _Atomic uint64_t window_fired[WINDOW_TRIGGERS], holds[HOLDS];
+    _Atomic double step_ns, row_ns, pair_ns; /* sched/forecast.h */
+    _Atomic uint64_t decode_pairs, rows_under_way;
+    _Atomic uint32_t forecast_ready, decodes, free_slots;
     _Atomic uint32_t idle;
     _Atomic uint32_t
         starts_per_ks; /* sequences that left the waiting list, per 1000 s: measured over the last seconds */
+};
+
+enum { QUEUE_ACCOUNTS = 256 };
+struct queue_account { /* what the tenants of one hash have in the queue */
+    _Atomic uint32_t seqs;
+    _Atomic uint64_t tokens;
 };
 
 struct engine {
@@ -93,6 +103,8 @@ struct engine {
     _Atomic(struct request *) attention;    /* newest first */
     _Atomic uint32_t queued_seqs;           /* submitted and not started */
     _Atomic uint64_t queued_tokens;         /* their prompt tokens */
+    struct queue_account queue_accounts[QUEUE_ACCOUNTS];
+    _Atomic uint32_t queue_account_count; /* that have something there */
     _Atomic uint32_t draining, stopping;
     _Atomic(const char *) dead_reason;
     _Atomic uint64_t requests_submitted, requests_rejected;
@@ -125,8 +137,12 @@ struct engine {
     struct sched_entry *entry_memory;
 };
 
+/* calibrate.c: before the engine thread runs. Errors: STATUS_DEVICE, STATUS_DEVICE_LOST. */
+enum status calibrate(struct engine *e, struct error *err);
+
 /* step_loop.c: the engine thread. */
 void *step_loop(void *engine);
+void step_loop_publish(struct engine *e); /* before the thread runs: by its maker */
 
 /* delivery.c: from results to rings, and how choices and requests end. All on the engine thread. */
 void delivery_start(struct engine *e, struct engine_request *er);

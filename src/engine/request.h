@@ -59,9 +59,11 @@ struct request {
     bool want_logprobs;                  /* of sampled tokens */
     uint32_t top_logprobs;               /* 0..20 */
     struct prompt_scores *prompt_scores; /* [prompt_count], or NULL: prompt tokens are not scored */
-    int32_t priority;                    /* larger first; 0 */
-    uint64_t tenant;                     /* hash of the API key: fairness and prefix salt */
-    int64_t deadline_ns;                 /* CLOCK_MONOTONIC, 0: none */
+    uint32_t pin_tokens,
+        pin_s; /* the first tokens of each prompt stay cached so many seconds after it; 0: as any other */
+    int32_t priority;    /* larger first; 0 */
+    uint64_t tenant;     /* hash of the API key: fairness and prefix salt */
+    int64_t deadline_ns; /* CLOCK_MONOTONIC, 0: none */
 
     struct output_ring *
         ring; /* engine -> one I/O thread; made by request_create's caller via output_ring_create */

@@ -24,7 +24,27 @@ struct stage_times {
     uint32_t prefill_chunks, decode_steps;
     uint64_t batch_rows_sum; /* rows of the steps it took part in: mean batch = sum / steps */
     uint32_t preemptions;
+    const char *
+        queued_for; /* static: what its first sequence waited for (sched/sequence.h); NULL: not scheduled */
     /* the I/O thread */
     int64_t detokenize_ns; /* CPU time making text and JSON, summed */
     int64_t stall_ns;      /* time in which its socket could not take bytes */
 };
+
+/* The same as a ledger: spans one behind the other, so that their sum is the time from received_ns to `now`, whatever was reached. A
+ * stage that was never reached took nothing, and what came after the last one reached is its own. */
+enum request_stage {
+    STAGE_PARSE,    /* to parsed_ns */
+    STAGE_TOKENIZE, /* template and tokens */
+    STAGE_SUBMIT,   /* checks, the queue's door */
+    STAGE_QUEUE,    /* until its first row is in a step */
+    STAGE_PREFILL,  /* until the first token */
+    STAGE_DECODE,   /* until the last */
+    STAGE_DELIVER,  /* until `now`: text, socket */
+    STAGES
+};
+struct stage_ledger {
+    int64_t ns[STAGES], total_ns;
+};
+struct stage_ledger stage_ledger(const struct stage_times *times, int64_t now_ns);
+const char *stage_name(enum request_stage stage);

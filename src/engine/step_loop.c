@@ -189,7 +189,10 @@ static void note_started(struct engine *e, const struct sched_step *planned)
             }
             engine_leave_queue(e, choice);
             e->starts++;
-            if (!times->scheduled_ns) times->scheduled_ns = e->now_ns;
+            if (!times->scheduled_ns) {
+                times->scheduled_ns = e->now_ns;
+                times->queued_for = seq_hold_name(choice->seq.held);
+            }
         }
         if (entry->first_position < entry->seq->prompt_count)
             times->prefill_chunks++;
@@ -261,20 +264,39 @@ static void sweep(struct engine *e)
 #define PUBLISH(field) \
     atomic_store_explicit(&e->published.field, e->totals.field, memory_order_relaxed)
 
-static void publish_window(struct engine *e)
+static void publish_window(struct engine *e, const uint64_t holds[HOLDS])
 {
     const struct window *window = sched_window(e->sched);
 
     e->totals.window_ns = window->length_ns;
     e->totals.arrivals_per_ks = (uint32_t)(window_rate(window, e->now_ns) * 1000);
     PUBLISH(window_ns);
+    for (int i = 0; i < HOLDS; i++)
+        atomic_store_explicit(&e->published.holds[i], holds[i], memory_order_relaxed);
     PUBLISH(arrivals_per_ks);
     for (int i = 0; i < WINDOW_TRIGGERS; i++)
         atomic_store_explicit(&e->published.window_fired[i], window->fired[i],
                               memory_order_relaxed);
 }
 
-static void publish(struct engine *e)
+#define PUBLISH_FORECAST(field) \
+    atomic_store_explicit(&e->published.field, f.field, memory_order_relaxed)
+
+static void publish_forecast(struct engine *e)
+{
+    struct forecast f = sched_forecast(e->sched);
+
+    PUBLISH_FORECAST(step_ns);
+    PUBLISH_FORECAST(row_ns);
+    PUBLISH_FORECAST(pair_ns);
+    PUBLISH_FORECAST(decode_pairs);
+    PUBLISH_FORECAST(rows_under_way);
+    PUBLISH_FORECAST(decodes);
+    PUBLISH_FORECAST(free_slots);
+    atomic_store_explicit(&e->published.forecast_ready, f.ready, memory_order_relaxed);
+}
+
+void step_loop_publish(struct engine *e)
 {
     struct sched_counts counts = sched_counts(e->sched);
 
@@ -295,9 +317,16 @@ static void publish(struct engine *e)
     e->totals.prefix_evictions = counts.prefix_evictions;
     PUBLISH(preemptions);
     PUBLISH(recomputed_tokens);
+    e->totals.prefix_pinned = counts.prefix_pinned;
     PUBLISH(prefix_blocks);
+    PUBLISH(prefix_pinned);
     PUBLISH(prefix_evictions);
-    publish_window(e);
+    e->totals.kv_held_ns = counts.kv_held_ns;
+    e->totals.kv_wasted_ns = counts.kv_wasted_ns;
+    PUBLISH(kv_held_ns);
+    PUBLISH(kv_wasted_ns);
+    publish_window(e, counts.holds);
+    publish_forecast(e);
     atomic_store_explicit(&e->published.seqs_running, counts.running + counts.leaving,
                           memory_order_relaxed);
     atomic_store_explicit(&e->published.seqs_waiting, counts.waiting, memory_order_relaxed);
@@ -321,7 +350,7 @@ static bool turn(struct engine *e)
     sweep(e);
     if (!atomic_load_explicit(&e->stopping, memory_order_relaxed)) any |= plan_steps(e);
     delivery_reap(e);
-    publish(e); /* before the bell: who has read a request's end finds it counted */
+    step_loop_publish(e); /* before the bell: who has read a request's end finds it counted */
     delivery_ring(e);
     return any;
 }
@@ -356,7 +385,7 @@ void *step_loop(void *engine)
         }
         any = turn(e);
         e->totals.host_ns_sum += (uint64_t)(clock_mono_ns() - started_ns);
-        publish(e);
+        step_loop_publish(e);
         if (stopping && e->live.live_next == &e->live && in_flight(e) == 0) break;
         if (!any) notify_wait(e->wake, seen, sleep_limit(e));
     }

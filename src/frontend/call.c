@@ -99,20 +99,53 @@ static void count_rejected(struct http_stats *stats, const struct api_fault *fau
     atomic_fetch_add_explicit(&stats->rejected[reason], 1, memory_order_relaxed);
 }
 
+static double stage_ms(const struct stage_ledger *ledger, enum request_stage stage)
+{
+    return (double)ledger->ns[stage] * 1e-6;
+}
+
+/* Whether the request has come to its own end: before that the engine still writes its times. */
+static bool has_ended(const struct call *call, unsigned status)
+{
+    const char *outcome = api_stream_outcome(call->api.stream);
+
+    return status != 499 && (strcmp(outcome, "stop") == 0 || strcmp(outcome, "length") == 0);
+}
+
 static void log_done(const struct call *call, unsigned status, int64_t now)
 {
     const struct request *r = call->api.request;
     const struct api_stream *s = call->api.stream;
 
     if (!r || !s) return;
+    const char *outcome = status == 499 ? "aborted" : api_stream_outcome(s);
+    bool whole = has_ended(call, status);
+    const struct stage_times none = {.received_ns = now};
+    struct stage_ledger ledger = stage_ledger(whole ? &r->times : &none, now);
+
     log_info("request done",
              "id=%s request_id=%s route=%s status=%u outcome=%s prompt_tokens=%u cached_tokens=%u "
-             "completion_tokens=%u ttft_ms=%.1f total_ms=%.1f make_us=%.0f",
-             r->id, call->request_id, http_route_pattern(call->route), status,
-             status == 499 ? "aborted" : api_stream_outcome(s), r->times.prompt_tokens,
-             r->times.cached_tokens, api_stream_completion_tokens(s),
+             "completion_tokens=%u ttft_ms=%.1f total_ms=%.1f make_us=%.0f tokenize_ms=%.1f "
+             "queue_ms=%.1f prefill_ms=%.1f decode_ms=%.1f preemptions=%u",
+             r->id, call->request_id, http_route_pattern(call->route), status, outcome,
+             r->times.prompt_tokens, whole ? r->times.cached_tokens : 0,
+             api_stream_completion_tokens(s),
              call->first_token_ns ? (double)(call->first_token_ns - call->received_ns) * 1e-6 : 0.0,
-             (double)(now - call->received_ns) * 1e-6, (double)call->make_ns * 1e-3);
+             (double)(now - call->received_ns) * 1e-6, (double)call->make_ns * 1e-3,
+             stage_ms(&ledger, STAGE_TOKENIZE), stage_ms(&ledger, STAGE_QUEUE),
+             stage_ms(&ledger, STAGE_PREFILL), stage_ms(&ledger, STAGE_DECODE),
+             whole ? r->times.preemptions : 0);
+}
+
+static void count_times(const struct call *call, int64_t now)
+{
+    struct http_stats *stats = call->frontend->stats;
+    struct stage_ledger ledger = stage_ledger(&call->api.request->times, now);
+
+    histogram_add(&stats->request, now - call->received_ns);
+    recent_add(&stats->recent_request, now, now - call->received_ns);
+    for (int s = STAGE_QUEUE; s <= STAGE_DECODE; s++)
+        recent_add(&stats->recent_stages[s], now, ledger.ns[s]);
 }
 
 void call_count(struct call *call, unsigned status)
@@ -127,7 +160,7 @@ void call_count(struct call *call, unsigned status)
     if (status == 499 && call_is_generation(call) && call->received_ns)
         atomic_fetch_add_explicit(&stats->aborted, 1, memory_order_relaxed);
     if (!call->submitted) return;
-    if (status != 499) histogram_add(&stats->request, now - call->received_ns);
+    if (has_ended(call, status)) count_times(call, now);
     atomic_fetch_add_explicit(&stats->stream_ns, call->make_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&stats->stream_tokens, api_stream_completion_tokens(call->api.stream),
                               memory_order_relaxed);
@@ -143,6 +176,7 @@ static void submit(struct call *call, struct engine *engine, enum api_route rout
     struct request *request = call->api.request;
 
     request->frontend = call;
+    if (call->timeout_ns) request->deadline_ns = call->received_ns + call->timeout_ns;
     request->bell = io_bell(call->conn->io);
     enum status st = engine_submit(engine, request, &retry_after_s, &err);
 
@@ -225,8 +259,10 @@ static void note_token(struct call *call, const struct output *output, int64_t n
     if (!call->first_token_ns) {
         call->first_token_ns = call->last_token_ns = now;
         histogram_add(&stats->first_token, now - call->received_ns);
+        recent_add(&stats->recent_first_token, now, now - call->received_ns);
     } else if (output->choice == 0) {
         histogram_add(&stats->inter_token, now - call->last_token_ns);
+        recent_add(&stats->recent_inter_token, now, now - call->last_token_ns);
         call->last_token_ns = now;
     }
 }

@@ -36,9 +36,12 @@ struct conn {
     struct MHD_Connection *mhd;
     int fd;
     int linger_fd; /* a duplicate, when what the client still sends is to be read away after the close; else -1 */
-    int64_t since_ns;  /* of the phase */
-    bool fresh;        /* no request has ended on it yet */
-    bool hung_up;      /* the client has closed its side */
+    int64_t since_ns; /* of the phase */
+    bool fresh;       /* no request has ended on it yet */
+    bool hung_up;     /* the client has closed its side */
+    int64_t hung_up_ns;
+    int unsent; /* bytes of a sent answer that the kernel holds, and since when it is that number */
+    int64_t unsent_ns;
     struct call *call; /* NULL: idle */
     struct conn *prev, *next;
 };
@@ -76,7 +79,8 @@ struct call {
     /* generation */
     struct api_answer api; /* written by the text thread */
     bool submitted;
-    bool ended; /* api_stream_done: nothing more is expected */
+    bool ended;         /* api_stream_done: nothing more is expected */
+    int64_t timeout_ns; /* of X-Request-Timeout; 0: none */
     int64_t first_token_ns, last_token_ns, last_taken_ns;
     uint64_t make_ns;       /* making text and events */
     struct call *next_done; /* list of the I/O thread */

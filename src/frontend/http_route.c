@@ -142,6 +142,22 @@ static void take_coding(struct http_head *head, const char *value)
     head->chunked = true;
 }
 
+bool http_timeout_read(const char *value, int64_t *out_ns)
+{
+    size_t whole = strspn(value, "0123456789"), dot = value[whole] == '.';
+    size_t part = dot ? strspn(value + whole + 1, "0123456789") : 0;
+    double seconds = 0, place = 1;
+
+    if (whole + part == 0 || whole + dot + part > 20 || value[whole + dot + part]) return false;
+    for (size_t i = 0; i < whole; i++)
+        seconds = seconds * 10 + (value[i] - '0');
+    for (size_t i = 0; i < part; i++)
+        seconds += (value[whole + 1 + i] - '0') * (place /= 10);
+    if (seconds < 1e-3 || seconds > 86400) return false;
+    *out_ns = (int64_t)(seconds * 1e9);
+    return true;
+}
+
 static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const char *name,
                                    size_t name_len, const char *value, size_t value_len)
 {
@@ -175,6 +191,9 @@ static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const cha
         head->content_encoding = value;
     } else if (strcasecmp(name, "X-Request-Id") == 0) {
         head->request_id = value;
+    } else if (strcasecmp(name, "X-Request-Timeout") == 0) {
+        if (!http_timeout_read(value, &head->timeout_ns))
+            set_bad(head, "X-Request-Timeout must be a number of seconds, 0.001 to 86400.");
     } else if (strcasecmp(name, "Access-Control-Request-Headers") == 0) {
         head->request_headers = value;
     }

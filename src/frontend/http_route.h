@@ -27,6 +27,7 @@ struct http_head {
     const char *why; /* static, where bad */
     const char *authorization, *content_type, *content_encoding; /* borrowed, NULL: absent */
     const char *request_id, *request_headers;
+    int64_t timeout_ns; /* of X-Request-Timeout; 0: none */
     uint32_t authorization_count;
 };
 void http_head_read(struct MHD_Connection *connection, const char *version, struct http_head *out);
@@ -35,6 +36,8 @@ void http_head_read(struct MHD_Connection *connection, const char *version, stru
 bool http_auth_ok(const char *authorization, const char *const *keys, uint32_t key_count);
 /* NULL when the body's type is acceptable, else a sentence for 415. */
 const char *http_media_fault(const struct http_head *head);
+/* Seconds, a decimal number, 0.001 to 86400. */
+bool http_timeout_read(const char *value, int64_t *out_ns);
 /* 1..128 characters of A-Z a-z 0-9 . _ - */
 bool http_request_id_ok(const char *id);
 /* A list of header names that may stand in an answer: tokens, commas and blanks, at most 1,000 bytes. */

@@ -3,10 +3,12 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <linux/sockios.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -251,6 +253,7 @@ static void hang_up(struct conn *conn)
     struct call *call = conn->call;
 
     conn->hung_up = true;
+    conn->hung_up_ns = clock_mono_ns();
     /* while libmicrohttpd reads it sees the end itself; a sent answer needs nobody */
     if (call && call->state >= CALL_PARSING && call->state <= CALL_STREAM) call_vanish(call);
 }
@@ -277,6 +280,19 @@ static void read_lingers(struct io_thread *io, int64_t now)
 
 /* --- time limits --- */
 
+/* Whether the kernel has had the same unsent bytes for this connection all the time since `since_ns`. */
+static bool is_stuck(struct conn *conn, int64_t now, int64_t limit_ns)
+{
+    int unsent = 0;
+
+    if (ioctl(conn->fd, SIOCOUTQ, &unsent) || unsent == 0 || unsent != conn->unsent) {
+        conn->unsent = unsent;
+        conn->unsent_ns = now;
+        return false;
+    }
+    return now - conn->unsent_ns > limit_ns;
+}
+
 static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
 {
     const struct frontend_options *o = &io->frontend->options;
@@ -286,6 +302,11 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
     if (!call || call->state <= CALL_BODY) {
         bool idle = !call && !conn->fresh;
 
+        if (conn->hung_up && now - conn->hung_up_ns > second_ns / 2) {
+            shutdown(conn->fd,
+                     SHUT_RDWR); /* an end that came with the data: libmicrohttpd has not seen it */
+            return;
+        }
         if (age_ns < (idle ? o->idle_timeout_s : o->header_timeout_s) * second_ns) return;
         atomic_fetch_add_explicit(&io->frontend->stats->connections_timed_out, 1,
                                   memory_order_relaxed);
@@ -294,6 +315,9 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
                now - call->last_taken_ns > o->client_stall_s * second_ns) {
         log_info("client stalled", "request_id=%s", call->request_id);
         call_vanish(call);
+    } else if (call->state == CALL_SENT && is_stuck(conn, now, o->client_stall_s * second_ns)) {
+        log_info("client stalled", "request_id=%s", call->request_id);
+        shutdown(conn->fd, SHUT_RDWR);
     }
 }
 

@@ -7,7 +7,14 @@
 #include "base/hash.h"
 #include "kv/kv_seq.h"
 
-enum { NONE = KV_PREFIX_NONE };
+enum { NONE = KV_PREFIX_NONE, PINNED_PART = 4 };
+
+enum entry_list {
+    LIST_NONE,   /* a sequence uses it */
+    LIST_IDLE,   /* nobody does: it may be evicted, and counts as available */
+    LIST_PINNED, /* nobody does, but it is pinned: neither */
+    LISTS,
+};
 
 struct kv_entry {
     uint64_t serial;       /* 0: no entry here */
@@ -17,7 +24,9 @@ struct kv_entry {
     uint32_t bucket_next;
     uint32_t idle_prev, idle_next;      /* NONE at the ends */
     uint32_t others[KV_GROUPS_MAX - 1]; /* blocks in groups 1.. */
-    bool chain_start, idle;
+    bool chain_start;
+    uint8_t list;      /* enum entry_list */
+    uint32_t pinned_s; /* end of its pin; 0: none */
 };
 static_assert(sizeof(struct kv_entry) <= 64, "one cache line");
 
@@ -27,10 +36,15 @@ struct kv_prefix {
     uint64_t secret, serials;
     uint32_t *buckets; /* [bucket_mask + 1] */
     uint32_t bucket_mask;
-    struct kv_entry *entries;       /* [capacity], by block of group 0 */
-    int32_t *tokens;                /* [capacity][span] */
-    uint32_t idle_first, idle_last; /* least recently used first */
-    uint32_t entry_count, idle_count;
+    struct kv_entry *entries; /* [capacity], by block of group 0 */
+    int32_t *tokens;          /* [capacity][span] */
+    struct {
+        uint32_t first, last; /* least recently used first */
+        uint32_t count;
+    } lists[LISTS];
+    uint32_t entry_count;
+    uint32_t pin_count, pins_max; /* entries with a pin; bound of them */
+    uint32_t now_s;
     uint64_t evicted;
 };
 
@@ -99,34 +113,91 @@ static uint32_t block_in(const struct kv_prefix *p, uint32_t e, uint32_t group)
     return group == 0 ? e : p->entries[e].others[group - 1];
 }
 
-static void set_idle(struct kv_prefix *p, uint32_t e)
+static void add_reclaimable(struct kv_prefix *p, int change)
+{
+    for (uint32_t g = 0; g < p->space->group_count; g++)
+        kv_pool_add_reclaimable(p->space->pools[g], change);
+}
+
+/* To the end of a list. */
+static void enlist(struct kv_prefix *p, uint32_t e, enum entry_list list)
 {
     struct kv_entry *entry = &p->entries[e];
+    uint32_t last = p->lists[list].last;
 
-    entry->idle = true;
-    entry->idle_prev = p->idle_last;
+    entry->list = (uint8_t)list;
+    entry->idle_prev = last;
     entry->idle_next = NONE;
-    *(p->idle_last == NONE ? &p->idle_first : &p->entries[p->idle_last].idle_next) = e;
-    p->idle_last = e;
-    p->idle_count++;
-    for (uint32_t g = 0; g < p->space->group_count; g++)
-        kv_pool_add_reclaimable(p->space->pools[g], 1);
+    *(last == NONE ? &p->lists[list].first : &p->entries[last].idle_next) = e;
+    p->lists[list].last = e;
+    p->lists[list].count++;
+    if (list == LIST_IDLE) add_reclaimable(p, 1);
 }
 
-static void clear_idle(struct kv_prefix *p, uint32_t e)
+static void delist(struct kv_prefix *p, uint32_t e)
 {
     struct kv_entry *entry = &p->entries[e];
+    enum entry_list list = (enum entry_list)entry->list;
 
-    if (!entry->idle) return;
-    entry->idle = false;
-    *(entry->idle_prev == NONE ? &p->idle_first : &p->entries[entry->idle_prev].idle_next) =
+    if (list == LIST_NONE) return;
+    entry->list = LIST_NONE;
+    *(entry->idle_prev == NONE ? &p->lists[list].first : &p->entries[entry->idle_prev].idle_next) =
         entry->idle_next;
-    *(entry->idle_next == NONE ? &p->idle_last : &p->entries[entry->idle_next].idle_prev) =
+    *(entry->idle_next == NONE ? &p->lists[list].last : &p->entries[entry->idle_next].idle_prev) =
         entry->idle_prev;
-    p->idle_count--;
-    for (uint32_t g = 0; g < p->space->group_count; g++)
-        kv_pool_add_reclaimable(p->space->pools[g], -1);
+    p->lists[list].count--;
+    if (list == LIST_IDLE) add_reclaimable(p, -1);
 }
+
+/* --- pins ------------------------------------------------------------------------------------------------------- */
+
+static void unpin(struct kv_prefix *p, uint32_t e)
+{
+    if (p->entries[e].pinned_s == 0) return;
+    p->entries[e].pinned_s = 0;
+    p->pin_count--;
+    if (p->entries[e].list != LIST_PINNED) return;
+    delist(p, e);
+    enlist(p, e, LIST_IDLE);
+}
+
+bool kv_prefix_pin(struct kv_prefix *p, uint32_t e, uint32_t seconds)
+{
+    struct kv_entry *entry = &p->entries[e];
+    uint32_t until_s = p->now_s + seconds > p->now_s ? p->now_s + seconds : UINT32_MAX;
+
+    assert(entry->serial);
+    if (entry->pinned_s == 0) {
+        /* An idle one counts as available, and might be promised. */
+        if (entry->list == LIST_IDLE || p->pin_count == p->pins_max || seconds == 0) return false;
+        p->pin_count++;
+    }
+    if (until_s > entry->pinned_s) entry->pinned_s = until_s;
+    return true;
+}
+
+void kv_prefix_set_time(struct kv_prefix *p, int64_t now_ns)
+{
+    uint32_t now_s = (uint32_t)(now_ns / 1000000000), next;
+
+    if (now_s == p->now_s) return;
+    p->now_s = now_s;
+    for (uint32_t e = p->lists[LIST_PINNED].first; e != NONE; e = next) {
+        next = p->entries[e].idle_next;
+        if (p->entries[e].pinned_s <= now_s) unpin(p, e);
+    }
+}
+
+bool kv_prefix_unpin_idle(struct kv_prefix *p, uint32_t most)
+{
+    bool any = false;
+
+    for (; most-- > 0 && p->lists[LIST_PINNED].first != NONE; any = true)
+        unpin(p, p->lists[LIST_PINNED].first);
+    return any;
+}
+
+/* --- the end of entries ----------------------------------------------------------------------------------------- */
 
 /* The entry is none any more; its blocks lose the index's reference. */
 static void forget(struct kv_prefix *p, uint32_t e)
@@ -138,7 +209,8 @@ static void forget(struct kv_prefix *p, uint32_t e)
     while (*at != e)
         at = &p->entries[*at].bucket_next;
     *at = entry->bucket_next;
-    clear_idle(p, e);
+    unpin(p, e);
+    delist(p, e);
     entry->serial = 0;
     p->entry_count--;
     for (uint32_t g = 0; g < p->space->group_count; g++)
@@ -149,21 +221,24 @@ static void evict_oldest(void *ctx)
 {
     struct kv_prefix *p = ctx;
 
-    assert(p->idle_first != NONE);
+    assert(p->lists[LIST_IDLE].first != NONE);
     p->evicted++;
-    forget(p, p->idle_first);
+    forget(p, p->lists[LIST_IDLE].first);
 }
 
 void kv_prefix_dropped(struct kv_prefix *p, uint32_t block)
 {
-    if (p->entries[block].serial && !p->entries[block].idle &&
-        kv_pool_refs(p->space->pools[0], block) == 1)
-        set_idle(p, block);
+    struct kv_entry *entry = &p->entries[block];
+
+    if (!entry->serial || entry->list != LIST_NONE || kv_pool_refs(p->space->pools[0], block) > 1)
+        return;
+    if (entry->pinned_s && entry->pinned_s <= p->now_s) unpin(p, block);
+    enlist(p, block, entry->pinned_s ? LIST_PINNED : LIST_IDLE);
 }
 
 void kv_prefix_adopt(struct kv_prefix *p, uint32_t e, struct kv_seq *seq)
 {
-    clear_idle(p, e);
+    delist(p, e);
     for (uint32_t g = 0; g < p->space->group_count; g++) {
         struct kv_table *table = &seq->tables[g];
 
@@ -245,7 +320,9 @@ enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
     p->span = common_span(space);
     p->capacity = kv_pool_capacity(space->pools[0]);
     p->secret = hash_secret();
-    p->idle_first = p->idle_last = NONE;
+    for (int i = 0; i < LISTS; i++)
+        p->lists[i].first = p->lists[i].last = NONE;
+    p->pins_max = p->capacity / PINNED_PART;
     while (buckets < p->capacity)
         buckets *= 2;
     p->bucket_mask = buckets - 1;
@@ -266,8 +343,9 @@ enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
 void kv_prefix_destroy(struct kv_prefix *p)
 {
     if (!p) return;
-    while (p->entries && p->idle_first != NONE)
-        forget(p, p->idle_first);
+    if (p->entries) kv_prefix_unpin_idle(p, UINT32_MAX);
+    while (p->entries && p->lists[LIST_IDLE].first != NONE)
+        forget(p, p->lists[LIST_IDLE].first);
     assert(p->entry_count == 0);
     free(p->buckets);
     free(p->entries);
@@ -277,25 +355,38 @@ void kv_prefix_destroy(struct kv_prefix *p)
 
 struct kv_prefix_counts kv_prefix_counts(const struct kv_prefix *p)
 {
-    return (struct kv_prefix_counts){p->entry_count, p->idle_count, p->evicted};
+    return (struct kv_prefix_counts){p->entry_count, p->lists[LIST_IDLE].count,
+                                     p->lists[LIST_PINNED].count, p->pin_count, p->evicted};
+}
+
+static void check_list(const struct kv_prefix *p, enum entry_list list, uint32_t count)
+{
+    uint32_t listed = 0;
+
+    for (uint32_t e = p->lists[list].first; e != NONE; e = p->entries[e].idle_next) {
+        assert(p->entries[e].serial && p->entries[e].list == list);
+        assert((list == LIST_PINNED) == (p->entries[e].pinned_s > 0));
+        assert(++listed <= p->capacity);
+    }
+    assert(listed == count && listed == p->lists[list].count);
 }
 
 void kv_prefix_check(const struct kv_prefix *p)
 {
-    uint32_t entries = 0, idle = 0, listed = 0;
+    uint32_t entries = 0, counts[LISTS] = {0}, pins = 0;
 
     for (uint32_t e = 0; e < p->capacity; e++) {
         if (!p->entries[e].serial) continue;
         entries++;
-        idle += p->entries[e].idle;
+        counts[p->entries[e].list]++;
+        pins += p->entries[e].pinned_s > 0;
         for (uint32_t g = 0; g < p->space->group_count; g++) {
             uint32_t refs = kv_pool_refs(p->space->pools[g], block_in(p, e, g));
 
-            assert(refs >= 1 && (refs == 1) == p->entries[e].idle);
+            assert(refs >= 1 && (refs == 1) == (p->entries[e].list != LIST_NONE));
         }
     }
-    for (uint32_t e = p->idle_first; e != NONE; e = p->entries[e].idle_next) {
-        assert(p->entries[e].serial && p->entries[e].idle && ++listed <= p->capacity);
-    }
-    assert(entries == p->entry_count && idle == p->idle_count && listed == idle);
+    check_list(p, LIST_IDLE, counts[LIST_IDLE]);
+    check_list(p, LIST_PINNED, counts[LIST_PINNED]);
+    assert(entries == p->entry_count && pins == p->pin_count && pins <= p->pins_max);
 }

@@ -64,8 +64,17 @@ void kv_prefix_adopt(struct kv_prefix *prefix, uint32_t entry, struct kv_seq *se
 /* kv_seq.c: a reference to a block of group 0 was dropped: the entry may be idle now. */
 void kv_prefix_dropped(struct kv_prefix *prefix, uint32_t block);
 
+/* Pins: an entry that is in use, or pinned already, is kept for so many seconds from now, or as long as its pin says, whichever is longer. Pinned
+ * ones are not evicted and do not count as available; at most a quarter of the blocks. false: not pinned. */
+bool kv_prefix_pin(struct kv_prefix *prefix, uint32_t entry, uint32_t seconds);
+/* Pins end by this clock. O(pinned) once a second. */
+void kv_prefix_set_time(struct kv_prefix *prefix, int64_t now_ns);
+/* Where nothing else can go on: up to `most` idle entries lose their pins, the longest unused first. Whether there was one. */
+bool kv_prefix_unpin_idle(struct kv_prefix *prefix, uint32_t most);
+
 struct kv_prefix_counts {
-    uint32_t entries, idle;
+    uint32_t entries, idle;       /* idle: may be evicted */
+    uint32_t pinned_idle, pinned; /* kept though nobody uses them; all with a pin */
     uint64_t evicted;
 };
 struct kv_prefix_counts kv_prefix_counts(const struct kv_prefix *prefix);

@@ -7,6 +7,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "engine/stage_times.h"
+
 enum http_method { HTTP_GET, HTTP_POST, HTTP_HEAD, HTTP_OPTIONS, HTTP_OTHER, HTTP_METHODS };
 enum http_route {
     ROUTE_HEALTH,
@@ -43,6 +45,19 @@ struct histogram {
 int64_t histogram_bound_ns(uint32_t bucket);
 void histogram_add(struct histogram *histogram, int64_t value_ns);
 
+/* Quantiles over the last seconds: a second a slot, buckets of 2^(1/8). Where a slot is taken over for a new second while others count into it, a few
+ * values may be lost. */
+enum { RECENT_SECONDS = 5, RECENT_SLOTS = RECENT_SECONDS + 1, RECENT_BUCKETS = 224 };
+struct recent {
+    struct {
+        _Atomic int64_t second; /* + 1; 0: never used */
+        _Atomic uint32_t counts[RECENT_BUCKETS];
+    } slots[RECENT_SLOTS];
+};
+void recent_add(struct recent *recent, int64_t now_ns, int64_t value_ns);
+/* In ns; negative: nothing in the last RECENT_SECONDS. */
+double recent_quantile(const struct recent *recent, int64_t now_ns, double q);
+
 struct http_stats {
     _Atomic uint64_t requests[HTTP_METHODS][HTTP_ROUTES][HTTP_STATUSES];
     _Atomic uint64_t rejected[REJECT_REASONS];
@@ -50,6 +65,8 @@ struct http_stats {
     _Atomic uint64_t connections_accepted, connections_closed, connections_timed_out;
     _Atomic uint64_t stream_bytes, stream_tokens, stream_ns; /* CPU time making text and events */
     struct histogram first_token, inter_token, request;
+    struct recent recent_first_token, recent_inter_token, recent_request;
+    struct recent recent_stages[STAGES];
 };
 void http_stats_count(struct http_stats *stats, enum http_method method, enum http_route route,
                       unsigned status);

@@ -1,6 +1,7 @@
 /* prometheus.c - text format 0.0.4: one HELP and TYPE line per family, then its samples. */
 #include <inttypes.h>
 
+#include "base/clock.h"
 #include "observe/metrics.h"
 
 static void family(struct buf *out, const char *name, const char *type, const char *help)
@@ -69,6 +70,53 @@ static void put_rejected(struct buf *out, const struct http_stats *http)
                    atomic_load_explicit(&http->rejected[i], memory_order_relaxed));
 }
 
+static void real(struct buf *out, const char *name, const char *help, double value)
+{
+    family(out, name, "gauge", help);
+    buf_printf(out, "inferd_%s %.9g\n", name, value);
+}
+
+static void put_window(struct buf *out, const struct engine_stats *e)
+{
+    static const char *const reasons[] = {"none", "window", "slots", "blocks", "rows", "turn"};
+    static const char *const triggers[] = {"idle", "size", "age", "throughput"};
+    double window_s = (double)e->window_ns * 1e-9, rate = e->arrivals_per_ks / 1000.0;
+
+    real(out, "admission_window_seconds", "Admission window as last decided.", window_s);
+    real(out, "arrival_rate", "Sequences arriving per second, averaged over about one.", rate);
+    real(out, "admission_window_arrivals", "Arrivals in a window: rate times length.",
+         rate * window_s);
+    family(out, "admission_held_steps_total", "counter",
+           "Steps after which somebody still waited, by what for.");
+    for (int i = 1; i < 6; i++)
+        buf_printf(out, "inferd_admission_held_steps_total{reason=\"%s\"} %" PRIu64 "\n",
+                   reasons[i], e->holds[i]);
+    family(out, "admission_window_opened_total", "counter",
+           "Times that the window opened, by what opened it.");
+    for (int i = 0; i < 4; i++)
+        buf_printf(out, "inferd_admission_window_opened_total{trigger=\"%s\"} %" PRIu64 "\n",
+                   triggers[i], e->window_fired[i]);
+}
+
+/* The quotient of the two integrals is a mean from the start; that of their rates a mean over any span of time. */
+static void put_kv(struct buf *out, const struct engine_stats *e)
+{
+    single(out, "preemptions_total", "counter", "Sequences that gave up their KV for others.",
+           e->preemptions);
+    single(out, "recomputed_tokens_total", "counter", "Tokens computed again after preemption.",
+           e->recomputed_tokens);
+    single(out, "prefix_cache_blocks", "gauge", "KV blocks in the prefix index.", e->prefix_blocks);
+    single(out, "prefix_cache_pinned_blocks", "gauge", "Of them, pinned for a time.",
+           e->prefix_pinned);
+    single(out, "prefix_cache_evictions_total", "counter",
+           "Blocks that the prefix index let go for want of room.", e->prefix_evictions);
+    seconds(out, "kv_held_seconds_total", "Time in which sequences held KV blocks.", e->kv_held_ns);
+    seconds(out, "kv_wasted_seconds_total",
+            "That time, weighted by the share of held places without a token.", e->kv_wasted_ns);
+    real(out, "kv_waste_ratio", "Mean share of held places without a token, since the start.",
+         e->kv_held_ns ? (double)e->kv_wasted_ns / (double)e->kv_held_ns : 0);
+}
+
 static void put_engine(struct buf *out, const struct engine_stats *e)
 {
     single(out, "prompt_tokens_total", "counter", "Prompt tokens of admitted requests.",
@@ -101,6 +149,34 @@ static void put_engine(struct buf *out, const struct engine_stats *e)
            "Allocations on the step path after start; stays 0.", e->late_mallocs);
 }
 
+static void put_recent_of(struct buf *out, const char *what, const struct recent *recent,
+                          int64_t now_ns)
+{
+    static const double quantiles[] = {0.5, 0.99};
+
+    for (int i = 0; i < 2; i++) {
+        double ns = recent_quantile(recent, now_ns, quantiles[i]);
+
+        buf_printf(out, "inferd_recent_seconds{what=\"%s\",quantile=\"%g\"} ", what, quantiles[i]);
+        if (ns < 0)
+            buf_append_str(out, "NaN\n");
+        else
+            buf_printf(out, "%.6g\n", ns * 1e-9);
+    }
+}
+
+static void put_recent(struct buf *out, const struct http_stats *http)
+{
+    int64_t now_ns = clock_mono_ns();
+
+    family(out, "recent_seconds", "gauge", "Quantiles over the last 5 s.");
+    put_recent_of(out, "first_token", &http->recent_first_token, now_ns);
+    put_recent_of(out, "inter_token", &http->recent_inter_token, now_ns);
+    put_recent_of(out, "request", &http->recent_request, now_ns);
+    for (int s = STAGE_QUEUE; s <= STAGE_DECODE; s++)
+        put_recent_of(out, stage_name((enum request_stage)s), &http->recent_stages[s], now_ns);
+}
+
 static void put_http(struct buf *out, const struct http_stats *http)
 {
     uint64_t opened = atomic_load(&http->connections_accepted);
@@ -125,6 +201,7 @@ static void put_http(struct buf *out, const struct http_stats *http)
                   &http->inter_token);
     put_histogram(out, "request_seconds", "From the full request to the last byte.",
                   &http->request);
+    put_recent(out, http);
 }
 
 void metrics_prometheus(const struct metrics_sources *sources, struct buf *out)
@@ -133,4 +210,6 @@ void metrics_prometheus(const struct metrics_sources *sources, struct buf *out)
 
     put_http(out, sources->http);
     put_engine(out, sources->engine ? sources->engine : &none);
+    put_kv(out, sources->engine ? sources->engine : &none);
+    put_window(out, sources->engine ? sources->engine : &none);
 }

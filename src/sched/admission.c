@@ -1,29 +1,8 @@
-/* admission.c - from waiting to running: the order of the waiting list, slots, promises of KV blocks, shared prefixes. */
+/* admission.c - from waiting to running: slots, promises of KV blocks, shared prefixes. */
 #include <assert.h>
 #include <stddef.h>
 
 #include "sched/sched_state.h"
-
-static bool goes_before(const struct sequence *a, const struct sequence *b)
-{
-    if (a->priority != b->priority) return a->priority > b->priority;
-    return a->arrival < b->arrival;
-}
-
-/* Almost always the end of the list: the search starts there. */
-void admission_enqueue(struct sched *sched, struct sequence *seq)
-{
-    struct seq_link *head = &sched->lists[SEQ_WAITING], *after = head->prev;
-
-    while (after != head && goes_before(seq, sched_link_seq(after)))
-        after = after->prev;
-    seq->link.prev = after;
-    seq->link.next = after->next;
-    after->next->prev = &seq->link;
-    after->next = &seq->link;
-    seq->state = SEQ_WAITING;
-    sched->counts[SEQ_WAITING]++;
-}
 
 static void lend_tables(struct sched *sched, struct sequence *seq)
 {
@@ -201,6 +180,22 @@ static void put_ready(struct sched *sched, struct sequence *seq)
             return;
 }
 
+/* Its beginning stays, if it asks for that: the entries are its own, or another's that were there before. */
+static void pin(struct sched *sched, const struct sequence *seq)
+{
+    struct kv_prefix *prefix = sched->kv.prefix;
+    struct kv_chain chain = kv_chain_start(seq->salt);
+    uint32_t span = span_of(sched), known = known_tokens(seq);
+    uint32_t tokens = seq->pin_tokens < known ? seq->pin_tokens : known;
+    int32_t text[SPAN_MAX];
+
+    for (uint32_t i = 0; span && seq->pin_s && i < tokens / span; i++) {
+        uint32_t entry = kv_prefix_find(prefix, &chain, span_tokens(seq, i, span, text));
+
+        if (entry == KV_PREFIX_NONE || !kv_prefix_pin(prefix, entry, seq->pin_s)) return;
+    }
+}
+
 /* --- in and out ----------------------------------------------------------------------------------------------- */
 
 /* A preempted one whose reader has made no room would only be computed again to stand still. */
@@ -211,17 +206,15 @@ static bool stands_still(struct sched *sched, struct sequence *seq)
     return seq->credit->left == 0;
 }
 
+static bool may_start(struct sched *sched, struct sequence *seq)
+{
+    return !waits_for_prefix(sched, seq) && !stands_still(sched, seq);
+}
+
 struct sequence *admission_candidate(struct sched *sched)
 {
-    struct seq_link *head = &sched->lists[SEQ_WAITING];
-
     if (sched->free_slot_count == 0 || sched->counts[SEQ_LEAVING]) return NULL;
-    for (struct seq_link *link = head->next; link != head; link = link->next) {
-        struct sequence *seq = sched_link_seq(link);
-
-        if (!waits_for_prefix(sched, seq) && !stands_still(sched, seq)) return seq;
-    }
-    return NULL;
+    return order_first(sched, may_start);
 }
 
 /* Tokens it is promised blocks for: what is there and one more; all, where it can never be preempted. */
@@ -229,7 +222,7 @@ static uint32_t promised_tokens(const struct sequence *seq)
 {
     uint32_t all = sequence_kv_tokens(seq), now = known_tokens(seq) + 1;
 
-    return seq->score_prompt || all < now ? all : now;
+    return sequence_needs_all(seq) || all < now ? all : now;
 }
 
 /* Blocks left in each group for those that run to go on: one each, and four where a preempted one comes back, lest it leave again
@@ -250,20 +243,33 @@ static void give_back(struct sched *sched, struct sequence *seq)
     seq->computed = seq->entries = 0;
 }
 
+/* Shared blocks and the promise of the rest. false: it holds nothing. */
+static bool take_blocks(struct sched *sched, struct sequence *seq)
+{
+    lend_tables(sched, seq);
+    if (sched->kv.prefix) adopt_ready(sched, seq);
+    if (!kv_seq_promise(&seq->kv, &sched->kv, promised_tokens(seq)) && leaves_watermark(sched, seq))
+        return true;
+    give_back(sched, seq);
+    return false;
+}
+
 bool admission_admit(struct sched *sched, struct sequence *seq)
 {
     seq->slot = sched->free_slots[sched->free_slot_count - 1];
-    lend_tables(sched, seq);
-    if (sched->kv.prefix) adopt_ready(sched, seq);
-    if (kv_seq_promise(&seq->kv, &sched->kv, promised_tokens(seq)) ||
-        !leaves_watermark(sched, seq)) {
-        give_back(sched, seq);
-        return false;
+    if (!take_blocks(sched, seq)) {
+        bool alone = sched->free_slot_count == sched->options.max_num_seqs;
+
+        /* alone it fits, but for what is pinned */
+        if (!alone || !sched->kv.prefix || !kv_prefix_unpin_idle(sched->kv.prefix, UINT32_MAX) ||
+            !take_blocks(sched, seq))
+            return false;
     }
     if (seq->preemptions)
         sched->recomputed_tokens += known_tokens(seq) - seq->computed;
     else
         seq->cached = seq->computed;
+    order_admitted(sched, seq, seq->preemptions ? 0 : known_tokens(seq) - seq->computed);
     if (sched->kv.prefix) put_pending(sched, seq);
     sched->free_slot_count--;
     sched_move(sched, seq, SEQ_RUNNING);
@@ -275,9 +281,13 @@ void admission_release(struct sched *sched, struct sequence *seq)
     bool leaving = seq->state == SEQ_LEAVING;
 
     assert(seq->last_seq_no <= sched->done_seq_no);
-    if (sched->kv.prefix) put_ready(sched, seq);
+    if (sched->kv.prefix) {
+        put_ready(sched, seq);
+        pin(sched, seq);
+    }
     give_back(sched, seq);
     sched->free_slots[sched->free_slot_count++] = seq->slot;
+    order_released(sched, seq);
     sched_move(sched, seq, SEQ_GONE);
     if (!leaving) return;
     assert(seq->sampled_known == seq->sampled_planned); /* all its steps are done */
@@ -285,5 +295,5 @@ void admission_release(struct sched *sched, struct sequence *seq)
     seq->last_seq_no = 0;
     seq->hit_spans = 0;
     seq->wait_entry = KV_PREFIX_NONE;
-    admission_enqueue(sched, seq);
+    order_enqueue(sched, seq);
 }

@@ -39,9 +39,10 @@ void cost_model_observe(struct cost_model *m, uint32_t rows, uint64_t pairs, int
     }
     double trace = m->p[0][0] + m->p[1][1] + m->p[2][2];
     double scale = trace < p_max ? 1 / forgetting : 1;
+    /* One triangle, mirrored: an asymmetry from rounding would grow by 1 / forgetting each step, until p is no covariance any more. */
     for (int i = 0; i < FEATURES; i++)
-        for (int j = 0; j < FEATURES; j++)
-            m->p[i][j] = (m->p[i][j] - gain[i] * px[j]) * scale;
+        for (int j = i; j < FEATURES; j++)
+            m->p[i][j] = m->p[j][i] = (m->p[i][j] - gain[i] * px[j]) * scale;
     m->observed++;
 }
 
@@ -58,6 +59,14 @@ int64_t cost_model_predict(const struct cost_model *m, uint32_t rows, uint64_t p
     for (int i = 0; i < FEATURES; i++)
         ns += m->w[i] * x[i];
     return ns > 0 ? (int64_t)ns : 0;
+}
+
+void cost_model_weights(const struct cost_model *m, double *step_ns, double *row_ns,
+                        double *pair_ns)
+{
+    *step_ns = m->w[0] > 0 ? m->w[0] : 0;
+    *row_ns = m->w[1] > 0 ? m->w[1] * row_scale : 0;
+    *pair_ns = m->w[2] > 0 ? m->w[2] * pair_scale : 0;
 }
 
 /* The prediction grows with the rows (or is clamped), so the largest that fits is found by halving. */

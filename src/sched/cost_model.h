@@ -20,6 +20,9 @@ void cost_model_observe(struct cost_model *model, uint32_t rows, uint64_t pairs,
 /* Whether enough steps were seen for the predictions to mean something. */
 bool cost_model_ready(const struct cost_model *model);
 int64_t cost_model_predict(const struct cost_model *model, uint32_t rows, uint64_t pairs);
+/* The weights: ns of a step, of a row, of a pair; none negative. */
+void cost_model_weights(const struct cost_model *model, double *step_ns, double *row_ns,
+                        double *pair_ns);
 /* Rows of a prompt, standing at position `context`, that a step may carry besides `rows` and `pairs` and yet take at most limit_ns; at most
  * `most`. */
 uint32_t cost_model_rows(const struct cost_model *model, uint32_t rows, uint64_t pairs,

@@ -1,11 +1,11 @@
 /* preempt.c - who gives up blocks when there are none, by recompute. */
 #include "sched/sched_state.h"
 
-static bool goes_first(const struct sequence *a, const struct sequence *b)
+static bool goes_first(const struct sched *sched, const struct sequence *a,
+                       const struct sequence *b)
 {
     if (a->state != b->state) return a->state == SEQ_BLOCKED; /* it does not use them now */
-    if (a->priority != b->priority) return a->priority < b->priority;
-    return a->arrival > b->arrival;
+    return order_before(sched, b, a);
 }
 
 static struct sequence *worst(const struct sched *sched, enum seq_state state,
@@ -16,8 +16,9 @@ static struct sequence *worst(const struct sched *sched, enum seq_state state,
     for (const struct seq_link *link = head->next; link != head; link = link->next) {
         struct sequence *seq = sched_link_seq(link);
 
-        if (seq->score_prompt) continue; /* it was promised all that it needs */
-        if (goes_first(seq, victim)) victim = seq;
+        /* promised all that it needs; but one that stands still may do so for long */
+        if (seq->score_prompt || (state == SEQ_RUNNING && sequence_needs_all(seq))) continue;
+        if (goes_first(sched, seq, victim)) victim = seq;
     }
     return victim;
 }
@@ -31,6 +32,8 @@ bool preempt_for(struct sched *sched, struct sequence *needy)
     if (sched->counts[SEQ_LEAVING] + sched->counts[SEQ_ENDING]) return false;
     victim = worst(sched, SEQ_RUNNING, needy);
     victim = worst(sched, SEQ_BLOCKED, victim);
+    if (victim == needy && sched->kv.prefix && kv_prefix_unpin_idle(sched->kv.prefix, 1))
+        return true; /* before it would give way to what nobody uses */
     victim->preemptions++;
     sched->preemptions++;
     admission_retract(sched, victim);

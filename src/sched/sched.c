@@ -83,6 +83,7 @@ enum status sched_create(const struct sched_options *options, const struct plan 
     cost_model_init(&sched->cost);
     for (int s = 0; s < SEQ_STATE_COUNT; s++)
         sched->lists[s] = (struct seq_link){&sched->lists[s], &sched->lists[s]};
+    order_init(sched);
     for (uint32_t g = 0; g < plan->group_count; g++)
         block_tokens[g] = plan->groups[g].block_tokens;
     st = kv_space_init(&sched->kv, plan->group_count, block_tokens, limits->kv_blocks,
@@ -136,7 +137,7 @@ void sched_add(struct sched *sched, struct sequence *seq, int64_t now_ns)
     seq->arrived_ns = now_ns;
     window_arrival(&sched->window, now_ns);
     seq->wait_entry = KV_PREFIX_NONE;
-    admission_enqueue(sched, seq);
+    order_enqueue(sched, seq);
 }
 
 void sched_end(struct sched *sched, struct sequence *seq)
@@ -362,6 +363,7 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     seq->last_seq_no = p->seq_no;
     if (samples) {
         seq->sampled_planned++;
+        order_sampled(p->sched, seq);
         if (seq->credit) {
             seq->credit->left--;
             seq->credit->in_flight++;
@@ -452,29 +454,47 @@ static bool first_chunk_fits(const struct planning *p, struct sequence *seq)
 static bool window_is_open(const struct planning *p)
 {
     struct sched *sched = p->sched;
-    struct seq_link *head = &sched->lists[SEQ_WAITING];
-    bool idle = p->seq_no == sched->done_seq_no + 1 && p->step->row_count == 0;
-    int64_t oldest_ns = p->now_ns;
+    uint32_t waiting = sched->counts[SEQ_WAITING], room = sched->free_slot_count;
+    bool idle = p->step->row_count == 0; /* the device would run dry, now or after its step */
+    bool asks_age = !idle && waiting > 0 && waiting < room; /* else its age decides nothing */
 
     if (sched->options.max_wait_ns == 0) return true;
-    for (struct seq_link *link = head->next; link != head; link = link->next)
-        if (sched_link_seq(link)->arrived_ns < oldest_ns)
-            oldest_ns = sched_link_seq(link)->arrived_ns;
-    return window_opens(&sched->window, idle, sched->counts[SEQ_WAITING], sched->free_slot_count,
-                        oldest_ns, p->now_ns);
+    return window_opens(&sched->window, idle, waiting, room,
+                        asks_age ? order_oldest_ns(sched, p->now_ns) : p->now_ns, p->now_ns,
+                        cost_model_predict(&sched->cost, p->step->row_count, p->pairs));
+}
+
+/* Admits while it can; what kept it from more. */
+static enum seq_hold admit(struct planning *p)
+{
+    struct sched *sched = p->sched;
+    struct sequence *seq;
+
+    if (p->preempted) return HOLD_BLOCKS; /* they were short just now */
+    if (!window_is_open(p)) return sched->free_slot_count ? HOLD_WINDOW : HOLD_SLOTS;
+    while (p->rows_left && (seq = admission_candidate(sched))) {
+        if (!first_chunk_fits(p, seq)) return HOLD_ROWS;
+        if (!admission_admit(sched, seq)) return HOLD_BLOCKS;
+        if (!seq->preemptions && seq->arrived_ns < sched->held_ns) seq->held = sched->held;
+        enum put put = put_sequence(p, seq);
+        assert(put != PUT_PREEMPTED); /* its first rows were promised */
+        if (put == PUT_NO_ROOM) return HOLD_ROWS;
+    }
+    if (!p->rows_left) return HOLD_ROWS;
+    if (!sched->free_slot_count) return HOLD_SLOTS;
+    return sched->counts[SEQ_LEAVING] ? HOLD_BLOCKS : HOLD_TURN;
 }
 
 static void plan_admissions(struct planning *p)
 {
-    struct sequence *seq;
+    struct sched *sched = p->sched;
 
-    if (p->preempted || !window_is_open(p)) return; /* preempted: blocks were short just now */
-    while (p->rows_left && (seq = admission_candidate(p->sched))) {
-        if (!first_chunk_fits(p, seq) || !admission_admit(p->sched, seq)) return;
-        enum put put = put_sequence(p, seq);
-        assert(put != PUT_PREEMPTED); /* its first rows were promised */
-        if (put == PUT_NO_ROOM) return;
-    }
+    if (sched->counts[SEQ_WAITING] == 0) return;
+    enum seq_hold held = admit(p);
+    if (sched->counts[SEQ_WAITING] == 0) return;
+    sched->held = held;
+    sched->held_ns = p->now_ns;
+    sched->holds[held]++;
 }
 
 bool sched_unblock(struct sched *sched, int64_t now_ns)
@@ -510,6 +530,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
 
     assert(seq_no > sched->done_seq_no);
     sched->now_ns = now_ns;
+    if (sched->kv.prefix) kv_prefix_set_time(sched->kv.prefix, now_ns);
     step_clear(step, seq_no);
     out->seq_no = seq_no;
     out->entry_count = out->row_count = 0;
@@ -517,6 +538,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     plan_decodes(&p);
     plan_chunks(&p);
     plan_admissions(&p);
+    survey(sched);
     out->row_count = step->row_count;
     out->pairs = p.pairs;
     return out->entry_count > 0;
@@ -557,8 +579,11 @@ struct sched_counts sched_counts(const struct sched *sched)
         .ending = sched->counts[SEQ_ENDING],
         .preemptions = sched->preemptions,
         .recomputed_tokens = sched->recomputed_tokens,
+        .kv_held_ns = (uint64_t)sched->waste.held_ns,
+        .kv_wasted_ns = (uint64_t)sched->waste.wasted_ns,
     };
 
+    memcpy(counts.holds, sched->holds, sizeof counts.holds);
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         uint32_t capacity = kv_pool_capacity(sched->kv.pools[g]);
 
@@ -566,53 +591,88 @@ struct sched_counts sched_counts(const struct sched *sched)
         counts.kv_blocks_used += kv_pool_used_count(sched->kv.pools[g]);
     }
     if (sched->kv.prefix) {
-        counts.prefix_entries = kv_prefix_counts(sched->kv.prefix).entries;
-        counts.prefix_evictions = kv_prefix_counts(sched->kv.prefix).evicted;
+        struct kv_prefix_counts prefix = kv_prefix_counts(sched->kv.prefix);
+
+        counts.prefix_entries = prefix.entries;
+        counts.prefix_evictions = prefix.evicted;
+        counts.prefix_pinned = prefix.pinned;
+        counts.kv_blocks_used -= prefix.pinned_idle * sched->kv.group_count;
     }
     return counts;
 }
 
-static uint32_t check_list(const struct sched *sched, enum seq_state state, uint32_t *blocks,
-                           uint32_t *promised)
+struct sums {
+    uint32_t holders, blocks[KV_GROUPS_MAX], promised[KV_GROUPS_MAX];
+};
+
+static void check_sequence(const struct sched *sched, const struct sequence *seq, struct sums *sums)
 {
-    const struct seq_link *head = &sched->lists[state];
-    bool holds = state >= SEQ_RUNNING && state <= SEQ_ENDING;
+    bool holds = seq->state >= SEQ_RUNNING && seq->state <= SEQ_ENDING;
+
+    assert(seq->sampled_known <= seq->sampled_planned && seq->sampled_planned <= seq->max_new);
+    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+        const struct kv_table *table = &seq->kv.tables[g];
+
+        assert(holds || (table->count == 0 && table->promised == 0));
+        assert(table->sent == table->count || !seq->last_seq_no);
+        if (seq->state != SEQ_ENDING && holds)
+            assert(table->count * sched->kv.block_tokens[g] >= seq->computed);
+        sums->blocks[g] += table->count;
+        sums->promised[g] += table->promised;
+    }
+    sums->holders += holds;
+}
+
+/* Returns how many are on it. */
+static uint32_t check_list(const struct sched *sched, const struct seq_link *head,
+                           enum seq_state state, struct sums *sums)
+{
     uint32_t count = 0;
 
     for (const struct seq_link *link = head->next; link != head; link = link->next) {
-        const struct sequence *seq = sched_link_seq(link);
-
-        assert(seq->state == state && link->next->prev == link);
-        assert(seq->sampled_known <= seq->sampled_planned && seq->sampled_planned <= seq->max_new);
-        for (uint32_t g = 0; g < sched->kv.group_count; g++) {
-            const struct kv_table *table = &seq->kv.tables[g];
-
-            assert(holds || (table->count == 0 && table->promised == 0));
-            assert(table->sent == table->count || !seq->last_seq_no);
-            if (state != SEQ_ENDING && holds)
-                assert(table->count * sched->kv.block_tokens[g] >= seq->computed);
-            blocks[g] += table->count;
-            promised[g] += table->promised;
-        }
+        assert(sched_link_seq(link)->state == state && link->next->prev == link);
+        check_sequence(sched, sched_link_seq(link), sums);
         count++;
     }
-    assert(count == sched->counts[state]);
-    return holds ? count : 0;
+    return count;
+}
+
+static uint32_t check_accounts(const struct sched *sched, struct sums *sums)
+{
+    uint32_t count = 0, listed = 0, holds = 0, holders = 0;
+
+    for (uint32_t i = 0; i < ACCOUNTS; i++) {
+        const struct account *account = &sched->accounts[i];
+        const struct seq_link *head = &account->waiting;
+
+        assert(account->listed || head->next == head);
+        listed += account->listed;
+        holds += account->holds;
+        holders += account->holds > 0;
+        for (const struct seq_link *link = head->next; link->next != head && link != head;
+             link = link->next)
+            assert(order_before(sched, sched_link_seq(link), sched_link_seq(link->next)));
+        count += check_list(sched, head, SEQ_WAITING, sums);
+    }
+    assert(listed == sched->listed_count && holders == sched->holder_count);
+    assert(holds + sched->free_slot_count == sched->options.max_num_seqs);
+    return count;
 }
 
 void sched_check(const struct sched *sched)
 {
-    uint32_t blocks[KV_GROUPS_MAX] = {0}, promised[KV_GROUPS_MAX] = {0}, holders = 0;
+    struct sums sums = {0};
     uint32_t entries = sched_counts(sched).prefix_entries;
 
     kv_space_check(&sched->kv);
-    for (int s = SEQ_WAITING; s < SEQ_STATE_COUNT; s++)
-        holders += check_list(sched, s, blocks, promised);
-    assert(holders + sched->free_slot_count == sched->options.max_num_seqs);
+    assert(check_accounts(sched, &sums) == sched->counts[SEQ_WAITING]);
+    for (int s = SEQ_RUNNING; s < SEQ_STATE_COUNT; s++)
+        assert(check_list(sched, &sched->lists[s], (enum seq_state)s, &sums) == sched->counts[s]);
+    assert(sums.holders + sched->free_slot_count == sched->options.max_num_seqs);
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         const struct kv_pool *pool = sched->kv.pools[g];
 
-        assert(kv_pool_refs_sum(pool) == (uint64_t)blocks[g] + entries);
-        assert(kv_pool_promised_count(pool) == promised[g]);
+        assert(kv_pool_refs_sum(pool) == (uint64_t)sums.blocks[g] + entries);
+        assert(kv_pool_promised_count(pool) == sums.promised[g]);
     }
 }

@@ -5,13 +5,21 @@
  *   1. decode: one row for each running sequence that has one to compute (a running sequence is in every step; where rows do
  *      not suffice for all, those left out come first next time);
  *   2. chunks of prompts under way, oldest first; a chunk that is not the last ends at a multiple of 16 positions;
- *   3. when the window opens (window.h), admission from the waiting list in order of priority, then arrival: a sequence gets a slot and a promise of the KV blocks of
+ *   3. when the window opens (window.h), admission from the waiting list in order of priority, then of what their
+ *      tenants have had, then of class and arrival (below): a sequence gets a slot and a promise of the KV blocks of
  *      its tokens so far, if then each running one can still get a block; else it and all behind it wait (so that large ones do not
  *      starve). One whose beginning is just being computed by a running sequence waits for that, and lets others pass; so do the
  *      candidates of one prompt.
- * Preemption: where a running sequence needs a block and there is none, one gives up its blocks (a blocked one, else the youngest of the
- * lowest priority), keeps its place in the order of arrival, and computes its tokens again later, but for those that the prefix index still
- * has. The first of the order is never chosen while another runs, and alone it fits (sched_fits), so there is always progress.
+ * Preemption: where a running sequence needs a block and there is none, one gives up its blocks (a blocked one, else the last in
+ * order of priority, then class and arrival), keeps its arrival, and computes its tokens again later, but for those that the prefix index still
+ * has. One that has given way three times comes back with all the blocks that it may need, and keeps them while it runs. The first of the order is never chosen while another runs, and alone it fits (sched_fits), so there is always progress.
+ * Order: larger priority first, strictly. Of equal priority, the tenant that has had fewer tokens (prompts when admitted, answers as they
+ * come); one that comes after a pause has had what the last one served had had: it is not paid for its absence. Within a tenant by arrival, where
+ * class fast (at most 8 tokens to sample), normal (64) and slow count as 0, 1 and 2 times class_age_ns later: a slow one is overtaken
+ * only by those that come within so long after it, so within a priority none starves.
+ * While several tenants are there, one that holds more than its share of slots leaves an eighth of slots and blocks free.
+ * Pins: the beginning of a sequence that asks for it (pin_tokens, pin_s) is kept in the prefix index after it for so long, within a quarter of the
+ * blocks; where a sequence that is alone, or the last in order, would have to give way, idle pins end instead.
  * Invariants (sched_check): a sequence is on the list its state names; the slots of RUNNING, BLOCKED, LEAVING and ENDING are distinct
  * and the rest are free; blocks are held by these and the prefix index only; every step stays within the limits.
  * Thread: engine thread only. Memory: all taken by sched_create. */
@@ -23,6 +31,7 @@
 #include "base/status.h"
 #include "device/step.h"
 #include "sched/cost_model.h"
+#include "sched/forecast.h"
 #include "sched/sequence.h"
 #include "sched/window.h"
 
@@ -35,6 +44,7 @@ struct sched_options {
     int64_t max_wait_ns; /* longest window of admission (window.h); 0: none is held back */
     double
         target_throughput; /* prompt tokens a second below 80 % of which the window opens; 0: none */
+    int64_t class_age_ns;  /* what a class is worth of waiting; 0: classes do not count */
     int64_t
         max_step_ns; /* chunks of prompts beside decoding sequences are cut so that a step takes no longer; 0: no bound */
     /* Called when a sequence's credit is used up: may raise credit->left (never above what the ring can take). NULL: it stays. */
@@ -60,10 +70,14 @@ struct sched_step {
 struct sched_counts {
     uint32_t waiting, running, blocked, leaving, ending;
     uint32_t kv_blocks_total, kv_blocks_used; /* used: by sequences */
-    uint32_t prefix_entries;
+    uint32_t prefix_entries, prefix_pinned;
     uint64_t prefix_evictions;
     uint64_t preemptions,
         recomputed_tokens; /* tokens whose KV was given up by preempted ones and not found again */
+    /* time in which sequences held blocks, and its integral over the share of their places without a token (shared blocks once): the
+     * quotient is the mean waste */
+    uint64_t kv_held_ns, kv_wasted_ns;
+    uint64_t holds[HOLDS]; /* plans after which somebody still waited, by what for */
 };
 
 /* Errors: STATUS_INVALID (an option out of its bounds), STATUS_NOMEM. Borrows plan and limits. */
@@ -74,7 +88,7 @@ void sched_destroy(struct sched *sched); /* takes NULL; aborts when a sequence i
 /* Whether the sequence could run if it were alone. STATUS_INVALID with the sentence. Reads only what never changes: any thread. */
 enum status sched_fits(const struct sched *sched, const struct sequence *seq, struct error *err);
 
-/* Puts a sequence that fits at the end of the waiting list of its priority. Borrows it until sched_reap gives it back. */
+/* Puts a sequence that fits in its place among the waiting. Borrows it until sched_reap gives it back. */
 void sched_add(struct sched *sched, struct sequence *seq, int64_t now_ns);
 /* The sequence wants nothing more. Nothing of it is in later steps. Idempotent. A step of it that failed must be told by seq->spoiled
  * before this, and before sched_step_done of that step: what it computed there is not shared. */
@@ -92,6 +106,8 @@ void sched_step_done(struct sched *sched, uint64_t seq_no);
 /* The step took so long on the device: for cost_model.h. */
 void sched_observe(struct sched *sched, const struct sched_step *step, int64_t device_ns);
 const struct cost_model *sched_cost_model(const struct sched *sched);
+/* For predictions of the time to first tokens. */
+struct forecast sched_forecast(const struct sched *sched);
 const struct window *sched_window(const struct sched *sched);
 
 /* Walks the blocked sequences: NULL begins, NULL ends. */

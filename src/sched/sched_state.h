@@ -3,18 +3,53 @@
 
 #include "sched/sched.h"
 
+/* What the tenants of one hash have had, and who of them waits. */
+struct account {
+    struct seq_link waiting; /* circular, in the order of order_before */
+    uint64_t served;         /* tokens */
+    uint32_t holds;          /* slots */
+    bool listed;
+};
+enum { ACCOUNTS = 1024 };
+
+/* What blocks in use hold, and for how long: the time mean of (places - tokens) / places. */
+struct waste {
+    int64_t since_ns;        /* the places and tokens are those of this moment */
+    uint64_t places, tokens; /* of blocks that sequences refer to, shared ones once */
+    double held_ns,
+        wasted_ns; /* integrals over the time in which there were places: of 1, of the share not filled */
+};
+
+struct load { /* of running sequences, after the last plan */
+    uint32_t decodes;
+    uint64_t decode_pairs, rows_under_way;
+};
+
 struct sched {
     struct sched_options options;
     const struct plan *plan;
     const struct device_limits *limits;
     struct kv_space kv;
-    struct seq_link lists[SEQ_STATE_COUNT]; /* circular, one head per state */
+    struct seq_link lists[SEQ_STATE_COUNT]; /* circular, one head per state; WAITING: in accounts */
+    struct account accounts[ACCOUNTS];
+    struct account *listed[ACCOUNTS];    /* all with somebody waiting, and some that had */
+    uint32_t listed_count, holder_count; /* accounts; that hold slots */
+    uint64_t served;                     /* by the account that was served last, before that */
+    struct {
+        const struct account *account;
+        int64_t ns;
+    } recent[2]; /* the last arrival, and the last of another account */
     uint32_t counts[SEQ_STATE_COUNT];
     uint64_t arrivals;
     uint64_t done_seq_no;
     uint64_t preemptions, recomputed_tokens;
     struct window window;
     struct cost_model cost;
+    struct waste waste;
+    struct load load;
+    enum seq_hold held; /* the waiting list, after the last plan */
+    int64_t held_ns;    /* when that was */
+    uint64_t holds[HOLDS];
     int64_t now_ns;       /* of the step that is being planned */
     uint32_t *free_slots; /* [max_num_seqs] stack */
     uint32_t free_slot_count;
@@ -28,8 +63,25 @@ struct sequence *sched_link_seq(const struct seq_link *link);
 void sched_move(struct sched *sched, struct sequence *seq, enum seq_state state);
 void sched_unlink(struct sched *sched, struct sequence *seq); /* it is on no list then */
 
+/* order.c */
+void order_init(struct sched *sched);
+/* When it would be served if all were served at once: its arrival, a class later by so much. */
+int64_t order_due(const struct sched *sched, const struct sequence *seq);
+/* By priority, then order_due, then arrival. */
+bool order_before(const struct sched *sched, const struct sequence *a, const struct sequence *b);
+/* It waits from now on. */
+void order_enqueue(struct sched *sched, struct sequence *seq);
+/* The first of the waiting that may start; NULL: none. */
+struct sequence *order_first(struct sched *sched,
+                             bool (*may_start)(struct sched *sched, struct sequence *seq));
+/* It gets a slot and its tenant is charged so many tokens of its prompt; one sampled token. */
+void order_admitted(struct sched *sched, struct sequence *seq, uint32_t tokens);
+void order_released(struct sched *sched, const struct sequence *seq); /* its slot */
+void order_sampled(struct sched *sched, const struct sequence *seq);
+/* Arrival of the oldest of the waiting; now_ns: none waits. O(waiting). */
+int64_t order_oldest_ns(const struct sched *sched, int64_t now_ns);
+
 /* admission.c */
-void admission_enqueue(struct sched *sched, struct sequence *seq);
 /* The first waiting sequence that has not to wait for a prefix, if a slot is free; NULL otherwise. */
 struct sequence *admission_candidate(struct sched *sched);
 /* Positions of the candidate that are there already, and full spans of its prompt. */
@@ -45,7 +97,11 @@ void admission_retract(struct sched *sched, struct sequence *seq);
 /* Takes back a slot and blocks: the sequence is GONE, or, if it was LEAVING, WAITING again. */
 void admission_release(struct sched *sched, struct sequence *seq);
 
+/* survey.c */
+/* Counts the time since the last call, and looks anew. O(sequences that hold blocks). */
+void survey(struct sched *sched);
+
 /* preempt.c */
-/* A sequence gives up its blocks, now or when its steps are done; `needy` itself, if it is the last in order. false: nobody has to, one is
- * about to already. */
+/* A sequence gives up its blocks, now or when its steps are done; `needy` itself, if it is the last in order, but pins first. false: nobody
+ * has to, one is about to already. */
 bool preempt_for(struct sched *sched, struct sequence *needy);

@@ -2,6 +2,20 @@
 
 #include <assert.h>
 
+bool sequence_needs_all(const struct sequence *seq)
+{
+    return seq->score_prompt || seq->preemptions >= SEQ_PREEMPTIONS_MAX;
+}
+
+enum { FAST_MOST = 8, NORMAL_MOST = 64 };
+
+enum seq_class sequence_class(const struct sequence *seq)
+{
+    uint32_t left = seq->max_new - seq->sampled_planned;
+
+    return left <= FAST_MOST ? CLASS_FAST : left <= NORMAL_MOST ? CLASS_NORMAL : CLASS_SLOW;
+}
+
 uint32_t sequence_target(const struct sequence *seq)
 {
     /* token i is scored by the row before it, so the last prompt row is of use for sampling only */
@@ -58,4 +72,11 @@ uint32_t sequence_open_ids(const struct sequence *seq)
     if (seq->open.repetition_penalty != 1) ids += seq->prompt_count;
     if (has_penalty(&seq->open)) ids += seq->sampled_known;
     return ids;
+}
+
+const char *seq_hold_name(enum seq_hold hold)
+{
+    static const char *const names[HOLDS] = {"none", "window", "slots", "blocks", "rows", "turn"};
+
+    return names[hold];
 }

@@ -39,6 +39,18 @@ struct seq_credit {
     uint32_t in_flight; /* samples planned whose token is not known yet; the owner takes from it */
 };
 
+/* What kept the waiting list from going on in a step. */
+enum seq_hold {
+    HOLD_NONE,   /* it came after that step was planned */
+    HOLD_WINDOW, /* window.h */
+    HOLD_SLOTS,  /* none is free */
+    HOLD_BLOCKS, /* too few KV blocks, or others are about to give some back */
+    HOLD_ROWS,   /* the step was full */
+    HOLD_TURN, /* those that wait do so for a prefix under way, their reader, or other tenants' sake */
+    HOLDS
+};
+const char *seq_hold_name(enum seq_hold hold);
+
 struct seq_link {
     struct seq_link *next, *prev;
 };
@@ -55,7 +67,9 @@ struct sequence {
     const int32_t *banned;          /* [open.banned_count] */
     const struct step_bias *biases; /* [open.bias_count] */
     int32_t priority;               /* larger first */
+    uint64_t tenant;                /* those of equal tenant share one account of service */
     uint64_t salt;                  /* only sequences of equal salt share prefixes */
+    uint32_t pin_tokens, pin_s;     /* its first tokens are kept so long after it; 0: not */
     struct seq_credit *credit;      /* NULL: no bound */
     void *owner;
 
@@ -72,7 +86,8 @@ struct sequence {
         last_seq_no; /* the last step that uses its slot and blocks; 0: none since it got the slot */
     int64_t blocked_since_ns; /* while BLOCKED */
     struct kv_seq kv;
-    uint32_t cached;  /* positions that were there already when it was admitted (kv_prefix.h) */
+    enum seq_hold held; /* what it had been waiting for when it was first admitted */
+    uint32_t cached;    /* positions that were there already when it was admitted (kv_prefix.h) */
     uint32_t entries; /* its first spans that are entries of the prefix index, its own or adopted */
     uint32_t
         wait_entry; /* while WAITING: a PENDING entry that it waits for; KV_PREFIX_NONE: none */
@@ -84,6 +99,15 @@ struct sequence {
     uint32_t preemptions; /* times that it has given up slot and blocks */
     bool spoiled;         /* a step of it failed: what its blocks hold is not known */
 };
+
+/* Whether it is admitted only with a promise of all the blocks that it will ever need: prompts that are scored, which are never preempted,
+ * and those that have been preempted this often. While they run they give way to nobody, so what is computed again is bounded. */
+enum { SEQ_PREEMPTIONS_MAX = 3 };
+bool sequence_needs_all(const struct sequence *seq);
+
+/* By the tokens that it may sample yet: at most 8, at most 64, more. */
+enum seq_class { CLASS_FAST, CLASS_NORMAL, CLASS_SLOW };
+enum seq_class sequence_class(const struct sequence *seq);
 
 /* Positions that must be computed for the next sample (or, with max_new 0, for the scores). */
 uint32_t sequence_target(const struct sequence *seq);

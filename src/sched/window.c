@@ -40,7 +40,7 @@ int64_t window_length_ns(const struct window *w, uint32_t batch, int64_t now_ns)
 }
 
 bool window_opens(struct window *w, bool idle, uint32_t waiting, uint32_t room, int64_t oldest_ns,
-                  int64_t now_ns)
+                  int64_t now_ns, int64_t step_ns)
 {
     enum window_trigger trigger;
 
@@ -50,7 +50,7 @@ bool window_opens(struct window *w, bool idle, uint32_t waiting, uint32_t room, 
         trigger = WINDOW_IDLE;
     else if (waiting >= room)
         trigger = WINDOW_SIZE;
-    else if (now_ns - oldest_ns >= w->length_ns)
+    else if (now_ns + step_ns - oldest_ns >= w->length_ns)
         trigger = WINDOW_AGE;
     else if (w->target > 0 && faded(w->prompt_tokens, w->computed_ns, now_ns) < 0.8 * w->target)
         trigger = WINDOW_THROUGHPUT;

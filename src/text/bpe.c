@@ -5,10 +5,12 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "text/big_table.h"
 #include "text/unicode_class.h"
 
 enum {
-    SHORT_SYMBOLS = 48,      /* up to here scanning all pairs beats the heap */
+    SHORT_SYMBOLS = 64,      /* up to here scanning all pairs beats the heap */
+    SHORT_RANKS = 1 << 25,   /* merges whose rank and place fit in 31 bits */
     CACHED_WORD_BYTES = 256, /* longer words are seldom seen twice */
     CACHE_SLOTS_MAX = 8192
 };
@@ -22,6 +24,11 @@ struct word_slot {
 
 struct pair_slot {
     int32_t left, right; /* left BPE_NONE: free */
+    uint32_t rank;
+    int32_t merged;
+};
+
+struct byte_pair { /* of two bytes' tokens */
     uint32_t rank;
     int32_t merged;
 };
@@ -124,11 +131,11 @@ enum status bpe_index_words(struct bpe *bpe, const bool *usable)
     const uint64_t slots = table_slots(bpe->keys.count);
 
     bpe->seed = hash_secret();
-    bpe->words = malloc(slots * sizeof *bpe->words);
+    bpe->words = big_table_alloc(slots * sizeof *bpe->words);
+    bpe->word_mask = (uint32_t)(slots - 1);
     bpe->whole = calloc(bpe->keys.count + 1, sizeof *bpe->whole);
     if (!bpe->words || !bpe->whole) return STATUS_NOMEM;
     memset(bpe->words, 0xff, slots * sizeof *bpe->words);
-    bpe->word_mask = (uint32_t)(slots - 1);
     for (uint32_t id = 0; id < bpe->keys.count; id++) {
         struct slice key = token_table_at(&bpe->keys, (int32_t)id);
         if (!usable[id] || !key.len) continue;
@@ -145,21 +152,38 @@ enum status bpe_index_words(struct bpe *bpe, const bool *usable)
     return STATUS_OK;
 }
 
-static uint32_t pair_hash(const struct bpe *bpe, int32_t left, int32_t right)
+static uint64_t pair_hash(const struct bpe *bpe, int32_t left, int32_t right)
 {
     const uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 
-    return (uint32_t)fold(key ^ bpe->seed, 0x9e3779b97f4a7c15u);
+    return fold(key ^ bpe->seed, 0x9e3779b97f4a7c15u);
 }
 
-static struct pair_slot *pair_find(const struct bpe *bpe, int32_t left, int32_t right)
+/* The bit of a pair: four for each slot of the table, so at most an eighth are ones, and most pairs that
+ * do not merge are known by a table that fits into the second-level cache. */
+static uint64_t pair_bit(const struct bpe *bpe, uint64_t hash)
+{
+    return hash >> 32 & (4 * ((uint64_t)bpe->pair_mask + 1) - 1);
+}
+
+static struct pair_slot *pair_place(const struct bpe *bpe, int32_t left, int32_t right,
+                                    uint64_t hash)
 {
     struct pair_slot *slot;
 
-    for (uint32_t i = pair_hash(bpe, left, right);; i++) {
+    for (uint32_t i = (uint32_t)hash;; i++) {
         slot = &bpe->pairs[i & bpe->pair_mask];
         if (slot->left == BPE_NONE || (slot->left == left && slot->right == right)) return slot;
     }
+}
+
+/* A slot whose left is BPE_NONE when the two do not merge. */
+static const struct pair_slot *pair_find(const struct bpe *bpe, int32_t left, int32_t right)
+{
+    static const struct pair_slot none = {.left = BPE_NONE};
+    const uint64_t hash = pair_hash(bpe, left, right), bit = pair_bit(bpe, hash);
+
+    return bpe->pair_bits[bit / 8] >> bit % 8 & 1 ? pair_place(bpe, left, right, hash) : &none;
 }
 
 enum status bpe_reserve_pairs(struct bpe *bpe, uint64_t count)
@@ -168,20 +192,39 @@ enum status bpe_reserve_pairs(struct bpe *bpe, uint64_t count)
 
     assert(!bpe->pairs);
     if (slots > UINT32_MAX / 2) return STATUS_LIMIT;
-    bpe->pairs = malloc(slots * sizeof *bpe->pairs);
-    if (!bpe->pairs) return STATUS_NOMEM;
-    memset(bpe->pairs, 0xff, slots * sizeof *bpe->pairs);
+    bpe->pairs = big_table_alloc(slots * sizeof *bpe->pairs);
     bpe->pair_mask = (uint32_t)(slots - 1);
+    bpe->pair_bits = big_table_alloc(slots / 2);
+    if (!bpe->pairs || !bpe->pair_bits) return STATUS_NOMEM;
+    memset(bpe->pairs, 0xff, slots * sizeof *bpe->pairs);
     return STATUS_OK;
 }
 
 void bpe_add_pair(struct bpe *bpe, int32_t left, int32_t right, int32_t merged, uint32_t rank)
 {
-    struct pair_slot *slot = pair_find(bpe, left, right);
+    const uint64_t hash = pair_hash(bpe, left, right), bit = pair_bit(bpe, hash);
+    struct pair_slot *slot = pair_place(bpe, left, right, hash);
 
     assert(bpe->pair_count < bpe->pair_mask);
     if (slot->left == BPE_NONE) bpe->pair_count++;
     *slot = (struct pair_slot){left, right, rank, merged};
+    bpe->pair_bits[bit / 8] |= (uint8_t)(1u << bit % 8);
+    if (rank >= bpe->pair_ranks) bpe->pair_ranks = rank + 1;
+}
+
+void bpe_index_bytes(struct bpe *bpe)
+{
+    if (bpe->by_chars) return;
+    for (unsigned byte = 0; byte < 256; byte++)
+        if (bpe->byte_id[byte] == BPE_NONE) return;
+    bpe->byte_pairs = malloc(65536 * sizeof *bpe->byte_pairs);
+    for (unsigned pair = 0; bpe->byte_pairs && pair < 65536; pair++) {
+        const struct pair_slot *slot =
+            pair_find(bpe, bpe->byte_id[pair >> 8], bpe->byte_id[pair & 255]);
+        bpe->byte_pairs[pair] = slot->left == BPE_NONE
+                                    ? (struct byte_pair){NO_RANK, BPE_NONE}
+                                    : (struct byte_pair){slot->rank, slot->merged};
+    }
 }
 
 bool bpe_any_merge(const struct bpe *bpe, bool (*test)(const struct bpe *bpe, int32_t merged))
@@ -194,11 +237,15 @@ bool bpe_any_merge(const struct bpe *bpe, bool (*test)(const struct bpe *bpe, in
 void bpe_fini(struct bpe *bpe)
 {
     token_table_fini(&bpe->keys);
-    free(bpe->words);
-    free(bpe->pairs);
+    big_table_free(bpe->words, ((size_t)bpe->word_mask + 1) * sizeof *bpe->words);
+    big_table_free(bpe->pairs, ((size_t)bpe->pair_mask + 1) * sizeof *bpe->pairs);
+    big_table_free(bpe->pair_bits, ((size_t)bpe->pair_mask + 1) / 2);
+    free(bpe->byte_pairs);
     free((void *)bpe->whole);
     bpe->words = NULL;
     bpe->pairs = NULL;
+    bpe->pair_bits = NULL;
+    bpe->byte_pairs = NULL;
     bpe->whole = NULL;
 }
 
@@ -212,8 +259,15 @@ void bpe_work_init(struct bpe_work *work, size_t text_bytes)
     if (text_bytes < 512) return;
     while (slots < CACHE_SLOTS_MAX && slots < text_bytes / 16)
         slots *= 2;
-    work->cache = calloc(slots, sizeof *work->cache); /* without it, it is only slower */
-    work->cache_mask = slots - 1;
+    work->cache_slots = slots;
+}
+
+static void make_cache(struct bpe_work *work)
+{
+    work->cache =
+        calloc(work->cache_slots, sizeof *work->cache); /* without it, it is only slower */
+    work->cache_mask = work->cache_slots - 1;
+    work->cache_slots = 0;
 }
 
 void bpe_work_fini(struct bpe_work *work)
@@ -303,35 +357,79 @@ static size_t symbols_of_chars(const struct bpe *bpe, struct slice word, int32_t
 
 /* --- merging --- */
 
-/* Few symbols: the pair of lowest rank is looked for by scanning. Returns how many are left. */
-static size_t merge_short(const struct bpe *bpe, int32_t *ids, size_t count)
-{
-    uint32_t rank[SHORT_SYMBOLS];
-    int32_t merged[SHORT_SYMBOLS];
-    const struct pair_slot *slot;
+/* Four keys at once; the compiler has the instructions for them on every machine of 64 bits. */
+typedef int32_t four_keys __attribute__((vector_size(16)));
+static const int32_t NO_KEY = INT32_MAX;
 
+/* Symbols that stay where they are, with links to their neighbours. key[i]: rank << 6 | i of the pair that begins at i,
+ * so that the lowest key is the leftmost pair of lowest rank; NO_KEY: none. */
+struct few_symbols {
+    _Alignas(16) int32_t key[SHORT_SYMBOLS];
+    int32_t merged[SHORT_SYMBOLS];
+    uint8_t next[SHORT_SYMBOLS + 1], before[SHORT_SYMBOLS + 1];
+};
+
+static int32_t lowest_key(const int32_t *key, size_t count)
+{
+    const four_keys *at = (const four_keys *)key;
+    four_keys low = at[0];
+
+    for (size_t i = 1; 4 * i < count; i++) {
+        four_keys less = at[i] < low;
+        low = (at[i] & less) | (low & ~less);
+    }
+    int32_t a = low[0] < low[1] ? low[0] : low[1], b = low[2] < low[3] ? low[2] : low[3];
+    return a < b ? a : b;
+}
+
+static void set_key(const struct bpe *bpe, struct few_symbols *few, const int32_t *ids, size_t at,
+                    size_t right)
+{
+    const struct pair_slot *slot = pair_find(bpe, ids[at], ids[right]);
+
+    few->key[at] = slot->left == BPE_NONE ? NO_KEY : (int32_t)(slot->rank << 6 | at);
+    few->merged[at] = slot->merged;
+}
+
+/* The keys of a word's bytes, from the table of pairs of bytes. */
+static void set_byte_keys(const struct bpe *bpe, struct few_symbols *few, const uint8_t *word,
+                          size_t count)
+{
     for (size_t i = 0; i + 1 < count; i++) {
-        slot = pair_find(bpe, ids[i], ids[i + 1]);
-        rank[i] = slot->left == BPE_NONE ? NO_RANK : slot->rank;
-        merged[i] = slot->merged;
+        const struct byte_pair *pair = &bpe->byte_pairs[word[i] << 8 | word[i + 1]];
+        few->key[i] = pair->rank == NO_RANK ? NO_KEY : (int32_t)(pair->rank << 6 | i);
+        few->merged[i] = pair->merged;
     }
-    while (count > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < count; i++)
-            if (rank[i] < rank[best]) best = i;
-        if (rank[best] == NO_RANK) break;
-        ids[best] = merged[best];
-        memmove(ids + best + 1, ids + best + 2, (count - best - 2) * sizeof *ids);
-        memmove(rank + best, rank + best + 1, (count - best - 2) * sizeof *rank);
-        memmove(merged + best, merged + best + 1, (count - best - 2) * sizeof *merged);
-        count--;
-        for (size_t i = best ? best - 1 : 0; i <= best && i + 1 < count; i++) {
-            slot = pair_find(bpe, ids[i], ids[i + 1]);
-            rank[i] = slot->left == BPE_NONE ? NO_RANK : slot->rank;
-            merged[i] = slot->merged;
-        }
+}
+
+/* Few symbols: the pair of lowest rank is looked for by scanning. bytes: the word, when symbol i is that of byte i;
+ * NULL otherwise. Returns how many are left. */
+static size_t merge_short(const struct bpe *bpe, int32_t *ids, size_t count, const uint8_t *bytes)
+{
+    struct few_symbols few;
+    int32_t key;
+    size_t n = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        few.next[i] = (uint8_t)(i + 1);
+        few.before[i + 1] = (uint8_t)i;
+        if (!bytes && i + 1 < count) set_key(bpe, &few, ids, i, i + 1);
     }
-    return count;
+    if (bytes) set_byte_keys(bpe, &few, bytes, count);
+    for (size_t i = count ? count - 1 : 0; i < SHORT_SYMBOLS && (i < count || i & 3); i++)
+        few.key[i] = NO_KEY;
+    while (count > 1 && (key = lowest_key(few.key, count)) != NO_KEY) {
+        size_t at = key & 63, gone = few.next[at], right = few.next[gone];
+        ids[at] = few.merged[at];
+        few.key[gone] = few.key[at] = NO_KEY;
+        few.next[at] = (uint8_t)right;
+        few.before[right] = (uint8_t)at;
+        if (right < count) set_key(bpe, &few, ids, at, right);
+        if (at) set_key(bpe, &few, ids, few.before[at], at);
+    }
+    for (size_t i = 0; i < count; i = few.next[i])
+        ids[n++] = ids[i];
+    return n;
 }
 
 static void sift_up(uint64_t *heap, size_t at)
@@ -422,16 +520,10 @@ static enum status merge_long(const struct bpe *bpe, struct bpe_work *work, size
 
 static enum status append_ids(struct token_list *out, const int32_t *ids, size_t count)
 {
-    if (count > out->cap - out->count) {
-        size_t cap = out->cap ? out->cap : 64;
-        while (cap - out->count < count)
-            cap *= 2;
-        int32_t *grown = realloc(out->ids, cap * sizeof *grown);
-        if (!grown) return STATUS_NOMEM;
-        out->ids = grown;
-        out->cap = cap;
-    }
-    if (count) memcpy(out->ids + out->count, ids, count * sizeof *ids);
+    int32_t *at = token_list_reserve(out, count);
+
+    if (!at) return count ? STATUS_NOMEM : STATUS_OK;
+    if (count) memcpy(at, ids, count * sizeof *ids);
     out->count += count;
     return STATUS_OK;
 }
@@ -442,15 +534,16 @@ static enum status merge_word(const struct bpe *bpe, struct bpe_work *work, stru
     int32_t few[SHORT_SYMBOLS + 1], *ids = few;
     enum status st = STATUS_OK;
 
-    if (word.len > SHORT_SYMBOLS) {
+    if (word.len > SHORT_SYMBOLS || bpe->pair_ranks > SHORT_RANKS) {
         st = grow_symbols(work, word.len + 1);
         if (st) return st;
         ids = work->ids;
     }
     size_t count =
         bpe->by_chars ? symbols_of_chars(bpe, word, ids) : symbols_of_bytes(bpe, word, ids);
-    if (count <= SHORT_SYMBOLS)
-        count = merge_short(bpe, ids, count);
+    if (count <= SHORT_SYMBOLS && bpe->pair_ranks <= SHORT_RANKS)
+        count = merge_short(bpe, ids, count,
+                            bpe->byte_pairs && !bpe->by_chars ? (const uint8_t *)word.ptr : NULL);
     else
         st = merge_long(bpe, work, &count);
     return st ? st : append_ids(out, ids, count);
@@ -475,6 +568,7 @@ static enum status merge_token(const struct bpe *bpe, struct bpe_work *work, str
 static enum status merge_cached(const struct bpe *bpe, struct bpe_work *work, struct slice word,
                                 uint32_t hash, struct token_list *out)
 {
+    if (work->cache_slots) make_cache(work);
     struct cached_word *entry = work->cache ? &work->cache[hash & work->cache_mask] : NULL;
     const size_t from = out->count;
 

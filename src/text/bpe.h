@@ -34,7 +34,10 @@ struct bpe {
     struct word_slot *words; /* owned: hash table of keys, open addressing */
     uint32_t word_mask;      /* slots - 1 */
     struct pair_slot *pairs; /* owned: hash table of merges */
+    uint8_t *pair_bits;      /* owned: one bit or more for every pair that merges, see bpe.c */
     uint32_t pair_mask, pair_count;
+    uint32_t pair_ranks;          /* largest rank + 1 */
+    struct byte_pair *byte_pairs; /* owned, [256 * 256] or NULL: merges of two bytes' tokens */
     _Atomic uint8_t *whole;       /* owned, [keys.count] */
     uint64_t seed;                /* of both hashes: the vocabulary comes from a file */
     int32_t byte_id[256];         /* byte-level: the token of a byte, or BPE_NONE */
@@ -56,6 +59,9 @@ int32_t bpe_find(const struct bpe *bpe, struct slice word);
 enum status bpe_reserve_pairs(struct bpe *bpe, uint64_t count);
 void bpe_add_pair(struct bpe *bpe, int32_t left, int32_t right, int32_t merged, uint32_t rank);
 
+/* When all merges are there: makes the table of pairs of bytes (without it, it is only slower). */
+void bpe_index_bytes(struct bpe *bpe);
+
 /* Whether `test` holds for the token of any merge. */
 bool bpe_any_merge(const struct bpe *bpe, bool (*test)(const struct bpe *bpe, int32_t merged));
 
@@ -71,7 +77,8 @@ struct bpe_work {
     size_t heap_count, heap_cap;
     struct cached_word *cache; /* owned, NULL: none */
     uint32_t cache_mask;
-    uint32_t epoch; /* entries of another epoch point at memory that is gone */
+    uint32_t cache_slots; /* to be made at the first use; 0: made already, or not wanted */
+    uint32_t epoch;       /* entries of another epoch point at memory that is gone */
 };
 void bpe_work_init(struct bpe_work *work, size_t text_bytes);
 void bpe_work_fini(struct bpe_work *work);

@@ -86,6 +86,11 @@ typedef enum status pretok_word_fn(void *ctx, const uint8_t *begin, const uint8_
 enum status pretok_split(const struct pretok *pretok, const uint8_t *text, size_t len,
                          pretok_word_fn *word, void *ctx);
 
+/* pretokenize_cut.c: the first place at or behind `from` where the text may be cut: the words of both parts are then
+ * those of the whole; `end` when there is none. At least 3 bytes of the text stand before `from`. */
+const uint8_t *pretok_next_cut(const struct pretok *pretok, const uint8_t *from,
+                               const uint8_t *end);
+
 /* pretokenize_regex.c: the walk of PRETOK_STAGES. */
 enum status pretok_split_stages(const struct pretok *pretok, const uint8_t *text, size_t len,
                                 pretok_word_fn *word, void *ctx);

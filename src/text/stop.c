@@ -213,18 +213,14 @@ int stop_push(struct stop_state *state, struct slice text, bool armed, bool incl
         state->node = step(set, state->node, (uint8_t)text.ptr[i]);
         const struct stop_node *node = &set->nodes[state->node];
         if (node->match < 0 || !armed) continue;
-        /* A match may begin in unarmed text that is out already: then all the rest is dropped. */
-        size_t end = had + i + 1, begin = node->match_len < end ? end - node->match_len : 0;
+        size_t end = had + i + 1, begin = end - node->match_len;
         int match = node->match;
         release_and_hold(state, text.ptr, include ? end : begin, end, out);
         state->held.len = 0; /* the match, and whatever follows, is dropped */
         state->set = NULL;
         return match;
     }
-    /* Unarmed text is out at once; what could be the start of a match later is still known by the
-     * node. */
-    size_t all = had + text.len, depth = set->nodes[state->node].depth;
-    size_t hold = !armed ? 0 : depth < all ? depth : all;
+    size_t all = had + text.len, hold = set->nodes[state->node].depth;
     release_and_hold(state, text.ptr, all - hold, all, out);
     return -1;
 }

@@ -35,8 +35,8 @@ void stop_state_fini(struct stop_state *state);
 /* Feeds text; appends to `out` what is certain to lie before any match. Returns the index of the
  * string that matched, or -1. After a match `out` ends right before it (right after it with
  * `include`), the rest of the text is dropped and the state is finished. `armed` false: matches
- * that end in this text do not count (min_tokens) and its text is released, but the automaton moves
- * on. */
+ * that end in this text do not count (min_tokens); what may begin a later one is held all the
+ * same. */
 int stop_push(struct stop_state *state, struct slice text, bool armed, bool include,
               struct buf *out);
 /* Generation ended otherwise: releases what is held. */

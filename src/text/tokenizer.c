@@ -15,16 +15,27 @@ void token_list_fini(struct token_list *list)
     *list = (struct token_list){0};
 }
 
-enum status token_list_push(struct token_list *list, int32_t id)
+int32_t *token_list_reserve(struct token_list *list, size_t extra)
 {
-    if (list->count == list->cap) {
-        size_t cap = list->cap ? 2 * list->cap : 64;
+    if (extra > list->cap - list->count) {
+        size_t cap = list->cap ? list->cap : 64;
+        while (cap - list->count < extra)
+            cap *= 2;
         int32_t *ids = realloc(list->ids, cap * sizeof *ids);
-        if (!ids) return STATUS_NOMEM;
+        if (!ids) return NULL;
         list->ids = ids;
         list->cap = cap;
     }
-    list->ids[list->count++] = id;
+    return list->ids + list->count;
+}
+
+enum status token_list_push(struct token_list *list, int32_t id)
+{
+    int32_t *at = token_list_reserve(list, 1);
+
+    if (!at) return STATUS_NOMEM;
+    *at = id;
+    list->count++;
     return STATUS_OK;
 }
 
@@ -56,6 +67,7 @@ void tokenizer_close(struct tokenizer *tok)
 {
     if (!tok) return;
     bpe_fini(&tok->bpe);
+    segment_cache_destroy(tok->segments);
     token_table_fini(&tok->own_bytes);
     free(tok->kind);
     pretok_fini(&tok->pretok);
@@ -85,6 +97,44 @@ static enum status encode_word(void *ctx, const uint8_t *begin, const uint8_t *e
     return bpe_encode(&e->tok->bpe, &e->work, slice_of(begin, (size_t)(end - begin)), e->out);
 }
 
+/* Pieces aim at this many bytes, so that a cut is nearly always found before SEGMENT_BYTES_MAX; what is
+ * shorter than the second is tokenised as fast as it is looked up. */
+enum { SEGMENT_BYTES_AIM = 256, SEGMENT_BYTES_MIN = 16 };
+
+/* One piece: found in the cache, or tokenised and kept there. */
+static enum status encode_segment(struct encoding *e, struct slice text)
+{
+    struct segment_cache *cache = e->tok->segments;
+    const size_t from = e->out->count;
+    uint64_t hash = 0;
+    enum status st = STATUS_NOT_FOUND;
+
+    if (text.len < SEGMENT_BYTES_MIN || text.len > SEGMENT_BYTES_MAX) cache = NULL;
+    if (cache) {
+        hash = segment_cache_hash(cache, text);
+        st = segment_cache_get(cache, hash, text, e->out);
+    }
+    if (st != STATUS_NOT_FOUND) return st;
+    st = pretok_split(&e->tok->pretok, (const uint8_t *)text.ptr, text.len, encode_word, e);
+    if (!st && cache)
+        segment_cache_put(cache, hash, text, e->out->ids + from, e->out->count - from);
+    return st;
+}
+
+static enum status encode_segments(struct encoding *e, struct slice text)
+{
+    const uint8_t *p = (const uint8_t *)text.ptr, *end = p + text.len, *cut;
+    enum status st = STATUS_OK;
+
+    for (; !st && p < end; p = cut) {
+        cut = end - p <= SEGMENT_BYTES_MAX
+                  ? end
+                  : pretok_next_cut(&e->tok->pretok, p + SEGMENT_BYTES_AIM, end);
+        st = encode_segment(e, slice_of(p, (size_t)(cut - p)));
+    }
+    return st;
+}
+
 /* Text in which no added token is left. */
 static enum status encode_plain(struct encoding *e, struct slice text, bool at_start)
 {
@@ -100,8 +150,7 @@ static enum status encode_plain(struct encoding *e, struct slice text, bool at_s
         text = e->last.text;
         if (e->last.moved) bpe_work_forget(&e->work);
     }
-    return st ? st
-              : pretok_split(&tok->pretok, (const uint8_t *)text.ptr, text.len, encode_word, e);
+    return st ? st : encode_segments(e, text);
 }
 
 /* Searches `text` for the tokens of a trie: tokens are pushed, what lies between goes to `between`.

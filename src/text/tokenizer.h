@@ -3,7 +3,8 @@
  * One immutable `struct tokenizer` per model, from tokenizer.json or from GGUF metadata: byte-level
  * BPE (bpe.c) with the model's pre-tokenizer, or SentencePiece-style BPE with byte fallback
  * (spm.c). Ids are equal to Hugging Face `tokenizers` on tests/golden/tokenizer_vectors. Thread:
- * any number at once after tokenizer_open. Time: O(n log n) at worst in the length of the text.
+ * any number at once after tokenizer_open, without locks. Time: O(n log n) at worst in the length of
+ * the text; what was tokenised before is mostly found (segment_cache.h).
  * Owns: everything it needs; the weights may be closed after tokenizer_open. */
 #pragma once
 
@@ -24,6 +25,9 @@ struct token_list {
 };
 void token_list_fini(struct token_list *list);
 enum status token_list_push(struct token_list *list, int32_t id); /* STATUS_NOMEM */
+/* Makes room for `extra` more ids and returns where they go, or NULL (no memory). The caller adds what it wrote to
+ * list->count. */
+int32_t *token_list_reserve(struct token_list *list, size_t extra);
 
 /* Bytes [begin, end) of a text; sorted and disjoint in a list. */
 struct text_range {

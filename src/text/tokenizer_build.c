@@ -266,6 +266,8 @@ enum status tokenizer_finish(struct tokenizer *tok, struct error *err)
     enum status st = tok->bpe.pairs ? STATUS_OK : bpe_reserve_pairs(&tok->bpe, 0);
 
     if (st) return error_set(err, st, "no memory for the merges");
+    bpe_index_bytes(&tok->bpe);
+    tok->segments = segment_cache_create();
     tokenizer_add_eos(tok, tok->eos);
     snprintf(tok->description, sizeof tok->description, "%s BPE, pre-tokenizer %s, %u tokens",
              tok->byte_level          ? "byte-level"

@@ -48,8 +48,8 @@ static enum status array_per_token(const struct gguf_vocab *v, const char *key, 
     *there = st == STATUS_OK;
     if (st == STATUS_NOT_FOUND) return STATUS_OK;
     if (st || len != v->count)
-        return error_set(err, STATUS_CORRUPT, "%s must be an array of %u elements, one per token",
-                         key, v->count);
+        return weights_fault_meta(v->weights, key, err, STATUS_CORRUPT,
+                                  "must be an array of %u elements, one per token", v->count);
     return STATUS_OK;
 }
 
@@ -59,8 +59,8 @@ static enum status load_tokens(struct gguf_vocab *v, struct error *err)
     enum status st = weights_meta_array_len(v->weights, KEY("tokens"), &count);
 
     if (st || count == 0 || count > TOKENIZER_IDS_MAX)
-        return error_set(err, STATUS_CORRUPT, "%s must be an array of 1 to %d strings",
-                         KEY("tokens"), TOKENIZER_IDS_MAX);
+        return weights_fault_meta(v->weights, KEY("tokens"), err, STATUS_CORRUPT,
+                                  "must be an array of 1 to %d strings", TOKENIZER_IDS_MAX);
     v->count = (uint32_t)count;
     v->entries = calloc(count, sizeof *v->entries);
     v->types = malloc(count);
@@ -72,7 +72,8 @@ static enum status load_tokens(struct gguf_vocab *v, struct error *err)
         v->entries[i].id = (int32_t)i;
         st = weights_meta_array_str(v->weights, KEY("tokens"), i, &v->entries[i].text);
         if (st)
-            return error_set(err, STATUS_CORRUPT, "%s[%u] is not a UTF-8 string", KEY("tokens"), i);
+            return weights_fault_meta(v->weights, KEY("tokens"), err, STATUS_CORRUPT,
+                                      "entry %u is not a UTF-8 string", i);
     }
     return STATUS_OK;
 }
@@ -86,8 +87,8 @@ static enum status load_types(struct gguf_vocab *v, struct error *err)
     for (uint32_t i = 0; !st && there && i < v->count; i++) {
         st = weights_meta_array_f64(v->weights, KEY("token_type"), i, &type);
         if (st || !(type >= 0 && type <= 255))
-            return error_set(err, STATUS_CORRUPT, "%s[%u] is not a token type", KEY("token_type"),
-                             i);
+            return weights_fault_meta(v->weights, KEY("token_type"), err, STATUS_CORRUPT,
+                                      "entry %u is no token type (0 to 255)", i);
         v->types[i] = (uint8_t)type;
     }
     return st;
@@ -100,13 +101,13 @@ static enum status load_scores(struct gguf_vocab *v, struct error *err)
     double score;
 
     if (!st && !there)
-        return error_set(err, STATUS_CORRUPT, "%s is missing; a tokenizer of type llama needs it",
-                         KEY("scores"));
+        return weights_fault_meta(v->weights, KEY("scores"), err, STATUS_CORRUPT,
+                                  "is missing; a tokenizer of type llama needs it");
     for (uint32_t i = 0; !st && i < v->count; i++) {
         st = weights_meta_array_f64(v->weights, KEY("scores"), i, &score);
         if (st || isnan(score))
-            return error_set(err, STATUS_CORRUPT, "%s[%u] is not a floating-point number",
-                             KEY("scores"), i);
+            return weights_fault_meta(v->weights, KEY("scores"), err, STATUS_CORRUPT,
+                                      "entry %u is no floating-point number", i);
         v->scores[i] = (float)score;
     }
     return st;
@@ -147,7 +148,8 @@ static enum status load_merges(struct tokenizer *tok, const struct gguf_vocab *v
     enum status st = weights_meta_array_len(v->weights, KEY("merges"), &count);
 
     if (st || count >= UINT32_MAX)
-        return error_set(err, STATUS_CORRUPT, "%s must be an array of strings", KEY("merges"));
+        return weights_fault_meta(v->weights, KEY("merges"), err, STATUS_CORRUPT,
+                                  "must be an array of strings");
     st = bpe_reserve_pairs(&tok->bpe, count);
     if (st) return error_set(err, st, "no memory for the merges");
     buf_init(&joined, 0);
@@ -158,8 +160,9 @@ static enum status load_merges(struct tokenizer *tok, const struct gguf_vocab *v
         if (!weights_meta_array_str(v->weights, KEY("merges"), i - 1, &merge) && merge.len > 1)
             space = memchr(merge.ptr + 1, ' ', merge.len - 1);
         if (!space) {
-            st = error_set(err, STATUS_CORRUPT, "%s[%llu] must be two tokens with a space between",
-                           KEY("merges"), (unsigned long long)(i - 1));
+            st = weights_fault_meta(v->weights, KEY("merges"), err, STATUS_CORRUPT,
+                                    "entry %llu must be two tokens with a space between",
+                                    (unsigned long long)(i - 1));
             break;
         }
         struct slice left = slice_of(merge.ptr, (size_t)(space - merge.ptr));
@@ -187,8 +190,9 @@ static enum status special_id(const struct tokenizer *tok, const struct weights 
     *out = BPE_NONE;
     if (st == STATUS_NOT_FOUND) return STATUS_OK;
     if (st || id >= tok->bytes->count)
-        return error_set(err, STATUS_CORRUPT, "%s must be an id below %u, the number of tokens",
-                         key, tok->bytes->count);
+        return weights_fault_meta(w, key, err, STATUS_CORRUPT,
+                                  "must be an id below %u, the number of tokens",
+                                  tok->bytes->count);
     *out = (int32_t)id;
     return STATUS_OK;
 }
@@ -251,9 +255,8 @@ static enum status load_gpt2(struct tokenizer *tok, struct gguf_vocab *v, struct
     enum status st = weights_meta_str(v->weights, KEY("pre"), &pre);
 
     if (st)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "%s is missing: the file does not say how text is cut into words",
-                         KEY("pre"));
+        return weights_fault_meta(v->weights, KEY("pre"), err, STATUS_UNSUPPORTED,
+                                  "is missing: the file does not say how text is cut into words");
     st = pretok_from_gguf(&tok->pretok, pre, err);
     if (!st && meta_bool(v->weights, KEY("add_space_prefix"), false))
         st = normalizer_add(&tok->spaces, NORMALIZE_PREPEND_MISSING, SLICE(""), SLICE(" "), err);
@@ -314,9 +317,9 @@ enum status tokenizer_load_gguf(struct tokenizer *tok, struct weights *weights, 
         st = load_llama(tok, &v, err);
         adds_bos = true;
     } else if (!st) {
-        st = error_set(err, STATUS_UNSUPPORTED,
-                       "%s is '%.*s'; only 'gpt2' and 'llama' are supported", KEY("model"),
-                       (int)(model.len < 64 ? model.len : 64), model.ptr);
+        st = weights_fault_meta(weights, KEY("model"), err, STATUS_UNSUPPORTED,
+                                "is '%.*s'; only 'gpt2' and 'llama' are supported",
+                                (int)(model.len < 64 ? model.len : 64), model.ptr);
     }
     if (!st) st = tokenizer_index_added(tok, err);
     if (!st) st = load_specials(tok, weights, adds_bos, err);

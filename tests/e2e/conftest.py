@@ -211,6 +211,10 @@ class Daemon:
             if line.startswith("VmRSS"):
                 return int(line.split()[1]) * 1024
 
+    def grown(self, before):
+        """Resident bytes above `before`; 0 where a sanitizer makes the figure mean nothing."""
+        return 0 if self.sanitized else self.rss() - before
+
     def fd_count(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 

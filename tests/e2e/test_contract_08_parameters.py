@@ -191,7 +191,7 @@ def test_earlier_tool_calls_and_results_are_taken(daemon):
         {"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "2"}]})
     # a template may refuse the conversation in its own words, but the fields are sound
-    assert answer.status == 200 or answer.json()["error"]["message"].startswith("The chat template"), answer.body
+    assert answer.status == 200 or "The chat template refused" in answer.json()["error"]["message"], answer.body
 
 
 def test_an_unknown_model_is_404(daemon):

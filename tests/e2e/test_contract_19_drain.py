@@ -108,9 +108,23 @@ def test_a_stalled_reader_is_cut_and_holds_up_nobody(start):
     for _ in range(20):
         assert daemon.complete(max_tokens=50, ignore_eos=True).status == 200
     assert time.monotonic() - begin < 20 * 50 * 0.0002 * 20 + 2
-    assert daemon.rss() - rss < 16 << 20
+    assert daemon.grown(rss) < 16 << 20
     daemon.wait_idle(8)
     assert daemon.metrics()["inferd_connections"] <= 2
+    c.close()
+
+
+def test_an_unread_whole_answer_is_cut_too(start, tmp):
+    """Over a unix socket, which has no TCP timers."""
+    import socket
+    daemon = start(step_us=0, stall_s=2, uds=str(tmp / "stall.sock"))
+    c = daemon.raw()
+    c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    c.send(post("/tokenize", {"prompt": "a b c " * 200000, "return_token_strs": True}))
+    end = time.monotonic() + 15
+    while daemon.metrics()["inferd_connections"] > 1 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert daemon.metrics()["inferd_connections"] == 1
     c.close()
 
 

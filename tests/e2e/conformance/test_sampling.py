@@ -11,7 +11,7 @@ import math
 import pytest
 
 from conformance.conftest import CPU_CONTEXT
-from conformance.daemon import LONG
+from conformance.daemon import LONG, Daemon
 from conformance.rows import each
 from conformance.shapes import CHAT, COMPLETIONS, check_whole
 
@@ -258,3 +258,40 @@ def test_a_long_prompt_that_was_split_gives_the_same(cpu):
         assert ids_of(cpu.complete(**body)) == alone
         for other in others:
             other.result()
+
+
+def test_a_cached_prefix_changes_nothing(cpu):
+    """kf-22: the same prompt again, a longer one with the same start, a shorter one; and what usage and metrics say of it."""
+    ids = [81 + i * 13 % 4000 for i in range(100)]
+    body = {"max_tokens": 5, "temperature": 0, "return_token_ids": True, "logprobs": 2}
+    before = cpu.metrics()
+    cached, seen = 0, {}
+    for prompt in (ids[:64], ids[:64], ids, ids[:64], ids[:70], ids[:17], ids, [*ids[:63], 90], ids[:64]):
+        answer = cpu.complete(prompt=prompt, **body)
+        hit = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert 0 <= hit < len(prompt)
+        cached += hit
+        c = answer["choices"][0]
+        first = seen.setdefault(tuple(prompt), c)
+        assert c["token_ids"] == first["token_ids"]
+        assert c["logprobs"] == first["logprobs"], "13.5: on the CPU the same bits, cached or not"
+    rise = cpu.metrics().value("inferd_prefix_cache_hit_tokens_total") - before.value("inferd_prefix_cache_hit_tokens_total")
+    assert rise == cached
+    print(f"{cached} prompt tokens came from the cache")
+
+
+def test_a_pool_too_small_for_all_at_once_changes_nothing():
+    """kf-20: three sequences of 96 tokens on twelve blocks of 16; whether the server lets them wait or preempts them."""
+    with Daemon("--device", "cpu", "--kv-cache-memory", 12 * 16 * 23040) as d:
+        bodies = [{"prompt": [200 + k * 50 + i for i in range(32)], "max_tokens": 64 if LONG else 48, "ignore_eos": True, "seed": k,
+                   "temperature": 0.7, "logprobs": 1, "return_token_ids": True} for k in range(3)]
+        alone = [d.complete(**b)["choices"] for b in bodies]
+        before = d.metrics()
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            together = list(pool.map(lambda b: d.complete(**b), bodies))
+        assert [t["choices"] for t in together] == alone
+        after = d.metrics()
+        assert all(t["usage"]["prompt_tokens"] == 32 for t in together)
+        for name, want in (("prompt", 96), ("generation", 3 * bodies[0]["max_tokens"])):
+            assert after.value(f"inferd_{name}_tokens_total") - before.value(f"inferd_{name}_tokens_total") == want
+        d.wait_idle()

@@ -5,6 +5,8 @@
  * heap measured by counting allocators. */
 #include "test.h"
 
+#include <time.h>
+
 #include <malloc.h>
 #include <math.h>
 #include <stdlib.h>
@@ -46,6 +48,15 @@ static void expect_refused(const char *text, size_t len, enum status want, const
     if (!strstr(err.message, word))
         fail_msg("%s: \"%s\" does not say \"%s\"", text, err.message, word);
     EXPECT_TRUE(value == NULL);
+}
+
+/* CPU time, which other programs do not change. */
+static int64_t cpu_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
 TEST(what_is_not_json_is_refused_and_says_why)
@@ -301,9 +312,9 @@ TEST(a_body_of_brackets_is_refused_at_once)
         text[0] = '[';
         for (size_t at = 1; at < len; at++)
             text[at] = pieces[i][(at - 1) % n];
-        start = clock_mono_ns();
+        start = cpu_ns();
         EXPECT_EQ(json_guard_parse(slice_of(text, len), &limits, &value, &err), STATUS_LIMIT);
-        EXPECT_TRUE(clock_mono_ns() - start < 2000000000);
+        EXPECT_TRUE(cpu_ns() - start < 2000000000);
     }
     free(text);
 }

@@ -3,6 +3,8 @@
  * installed. */
 #include "test.h"
 
+#include <time.h>
+
 #include <dirent.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -143,6 +145,15 @@ static void count_key(void *ctx, const char *key, const char *value_text)
     if (strcmp(key, "n") == 0) EXPECT_STR(value_text, "7");
     if (strcmp(key, "scores") == 0) EXPECT_STR(value_text, "[2] -1.5, 0");
     ++*(int *)ctx;
+}
+
+/* CPU time, which other programs do not change. */
+static int64_t cpu_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
 TEST(metadata_is_read_by_type_and_refused_by_type)
@@ -514,9 +525,9 @@ TEST(a_vocabulary_of_49000_pieces_opens_at_once)
     if (access(path, R_OK) != 0) skip();
     for (int i = 0; i < 3; i++) {
         struct slice s;
-        int64_t start = clock_mono_ns(), took;
+        int64_t start = cpu_ns(), took;
         struct weights *w = open_good(path, 0);
-        took = clock_mono_ns() - start;
+        took = cpu_ns() - start;
         best = took < best ? took : best;
         EXPECT_EQ(weights_count(w), 272);
         EXPECT_OK(weights_meta_array_str(w, "tokenizer.ggml.tokens", 49151, &s));

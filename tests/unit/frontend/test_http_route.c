@@ -165,3 +165,18 @@ TEST(a_histogram_puts_a_value_into_the_first_bucket_that_holds_it)
     EXPECT_EQ(h.counts[1], 1);
     EXPECT_EQ(h.counts[HISTOGRAM_BUCKETS], 1);
 }
+
+TEST(a_timeout_is_a_plain_number_of_seconds)
+{
+    static const char *const wrong[] = {"",   ".",   "0",     "0.0001", "-1",
+                                        "1s", "1e3", "86401", "1.2.3",  " 1",
+                                        "1 ", "nan", "0x1",   "+1",     "999999999999999999999"};
+    int64_t ns = 0;
+
+    EXPECT_TRUE(http_timeout_read("30", &ns) && ns == INT64_C(30000000000));
+    EXPECT_TRUE(http_timeout_read("0.25", &ns) && ns == 250000000);
+    EXPECT_TRUE(http_timeout_read("86400", &ns));
+    EXPECT_TRUE(http_timeout_read(".5", &ns) && http_timeout_read("5.", &ns));
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        if (http_timeout_read(wrong[i], &ns)) fail_msg("%s", wrong[i]);
+}

@@ -11,6 +11,8 @@
 
 enum { GROUPS = 2, BLOCKS = 48, CONTEXT = 160, VOCAB = 1000, SEQS = 24, SLOTS = 6, FLIGHTS = 2 };
 
+static const int64_t tick_ns = 50000000; /* a step: pins last for 20 and 40 */
+
 struct model {
     struct sequence seq;
     struct seq_credit credit;
@@ -42,7 +44,7 @@ struct world {
     struct sched_step flights[FLIGHTS];
     struct sched_entry entries[FLIGHTS][SLOTS];
     uint64_t planned_no, done_no;
-    uint64_t steps, rows, finished, blocked, cached, preempted;
+    uint64_t steps, rows, finished, blocked, cached, preempted, pinned;
 };
 
 static struct model *model_of(struct sequence *seq)
@@ -67,10 +69,12 @@ static void world_init(struct world *w, uint32_t rows, uint32_t logits, bool sha
                                        .kv_blocks = {12, shares ? 12 : 8},
                                        .bias_max = 2,
                                        .banned_max = 4};
-    w->options = (struct sched_options){
-        .max_num_seqs = SLOTS, .max_num_batched_tokens = rows, .share_prefixes = shares};
+    w->options = (struct sched_options){.max_num_seqs = SLOTS,
+                                        .max_num_batched_tokens = rows,
+                                        .share_prefixes = shares,
+                                        .class_age_ns = 50 * tick_ns};
     if (shares) { /* with a window, and chunks cut by predicted time: the model must hold all the same */
-        w->options.max_wait_ns = 30;
+        w->options.max_wait_ns = 30 * tick_ns;
         w->options.max_step_ns = 200;
     }
     EXPECT_OK_ERR(sched_create(&w->options, &w->plan, &w->limits, &w->sched, &err), &err);
@@ -118,13 +122,16 @@ static void add(struct world *w)
         .biases = biases,
         .priority = (int32_t)test_rand_below(3),
         .credit = &m->credit,
+        .pin_tokens = test_rand_below(3) ? 0 : test_rand_below(CONTEXT),
+        .pin_s = test_rand_below(3),
+        .tenant = w->shares ? test_rand_below(3) : 7,
     };
     if (m->seq.max_new > CONTEXT - m->seq.prompt_count)
         m->seq.max_new = CONTEXT - m->seq.prompt_count;
     if (m->seq.max_new == 0) m->seq.score_prompt = true;
     if (m->seq.max_new == 0 && m->seq.prompt_count < 2) m->seq.prompt_count = 2;
     EXPECT_OK_ERR(sched_fits(w->sched, &m->seq, &err), &err);
-    sched_add(w->sched, &m->seq, (int64_t)w->steps);
+    sched_add(w->sched, &m->seq, (int64_t)w->steps * tick_ns);
 }
 
 static void end(struct world *w, struct model *m)
@@ -140,6 +147,14 @@ static bool decodes(const struct model *m)
            m->planned < m->seq.max_new && m->computed + 1 == m->seq.prompt_count + m->planned;
 }
 
+/* Arrival, and 50 steps more for each class. */
+static int64_t due(const struct model *m)
+{
+    uint32_t left = m->seq.max_new - m->planned;
+
+    return m->seq.arrived_ns + (left <= 8 ? 0 : left <= 64 ? 50 : 100) * tick_ns;
+}
+
 /* The waiting sequence that must be next. */
 static struct model *first_waiting(struct world *w)
 {
@@ -149,7 +164,9 @@ static struct model *first_waiting(struct world *w)
         struct model *m = &w->models[i];
         if (!m->used || m->seq.state != SEQ_WAITING) continue;
         if (!first || m->seq.priority > first->seq.priority ||
-            (m->seq.priority == first->seq.priority && m->seq.arrival < first->seq.arrival))
+            (m->seq.priority == first->seq.priority &&
+             (due(m) < due(first) ||
+              (due(m) == due(first) && m->seq.arrival < first->seq.arrival))))
             first = m;
     }
     return first;
@@ -353,7 +370,7 @@ static void plan(struct world *w)
         credit[i] = w->models[i].credit.left;
         if (decodes(&w->models[i]) && credit[i]) ready[ready_count++] = &w->models[i];
     }
-    if (!sched_plan(w->sched, w->planned_no + 1, (int64_t)w->steps, w->step, flight)) {
+    if (!sched_plan(w->sched, w->planned_no + 1, (int64_t)w->steps * tick_ns, w->step, flight)) {
         check_idle(w);
         return;
     }
@@ -443,6 +460,7 @@ static void random_operation(struct world *w)
     reap(w);
     sched_check(w->sched);
     w->blocked += sched_counts(w->sched).blocked > 0;
+    w->pinned += sched_counts(w->sched).prefix_pinned > 0;
 }
 
 /* With credit for all, everything that is there ends within a bound. */
@@ -471,7 +489,7 @@ static void run(uint32_t rows, uint32_t logits, bool shares, long operations)
     for (long i = 0; i < operations; i++)
         random_operation(w);
     run_dry(w);
-    EXPECT_TRUE(shares == (w->cached > 0));
+    EXPECT_TRUE(shares == (w->cached > 0) && shares == (w->pinned > 0));
     EXPECT_TRUE(w->preempted > 0);
     EXPECT_TRUE(w->finished > (uint64_t)operations / 1000 && w->blocked > 0);
     world_fini(w);

@@ -124,12 +124,13 @@ static size_t put(uint8_t *at, uint32_t c)
 static uint32_t random_char(void)
 {
     static const uint32_t odd[] = {
-        ' ',    ' ',    ' ',    '\n',   '\r',   '\t',    0x85,   0xa0,   0x3000, 0x2028,  '\'',
-        '\'',   's',    'S',    't',    'r',    'e',     'E',    'v',    'm',    'l',     'L',
-        'd',    0x17f,  'a',    'Z',    '1',    '2',     0x663,  0xe51,  0xb2,   0x216b,  '.',
-        '!',    '$',    '_',    0x301,  0x323,  0x93e,   0x20dd, 0x4e00, 0x9fa5, 0x9fa6,  0x3007,
-        0x3042, 0x30fb, 0x309c, 0x3099, 0x3040, 0x3005,  0xac00, 0xd7ff, 0x800,  0x7ff,   0x378,
-        0,      1,      0x200b, 0xfeff, 0xe000, 0x1f600, 0x20ac, 0x2014, 0xfffd, 0x10ffff};
+        ' ',    ' ',    ' ',    '\n',   '\r',   '\t',    0x85,   0xa0,   0x3000, 0x2028,   '\'',
+        '\'',   's',    'S',    't',    'r',    'e',     'E',    'v',    'm',    'l',      'L',
+        'd',    0x17f,  'a',    'Z',    '1',    '2',     0x663,  0xe51,  0xb2,   0x216b,   '.',
+        '!',    '$',    '_',    0x301,  0x323,  0x93e,   0x20dd, 0x4e00, 0x9fa5, 0x9fa6,   0x3007,
+        0x3042, 0x30fb, 0x309c, 0x3099, 0x3040, 0x3005,  0xac00, 0xd7ff, 0x800,  0x7ff,    0x378,
+        0,      1,      0x200b, 0xfeff, 0xe000, 0x1f600, 0x20ac, 0x2014, 0xfffd, 0x10ffff, 0xff0c,
+        0xff0c, 0x3002, 0x5b57, 0x8fff, 'w',    0x2581,  0x2581};
     uint32_t c;
 
     if (test_rand_below(4)) return odd[test_rand_below(sizeof odd / sizeof *odd)];
@@ -191,6 +192,56 @@ TEST(matchers_cut_as_the_models_expressions_do)
             compare(&hand, &peer, m);
         pretok_fini(&peer);
     }
+}
+
+/* Ends of the words of [text, end), counted from `text`. */
+static void words_of(const struct pretok *pretok, const uint8_t *text, const uint8_t *end,
+                     struct words *words)
+{
+    words->count = 0;
+    EXPECT_OK(pretok_split(pretok, text, (size_t)(end - text), note_word, words));
+}
+
+/* A letter, or a mark U+2581, in every second place: many cuts. */
+static size_t text_with_letters(uint8_t *text)
+{
+    static const uint32_t letters[] = {'a', 'l', 'S', 0x5b57, 0x4e00, 0x2581};
+    size_t len = 0, chars = 4 + test_rand_below(20);
+
+    for (size_t i = 0; i < chars; i++)
+        len += put(text + len, test_rand_below(2) ? letters[test_rand_below(6)] : random_char());
+    return len;
+}
+
+/* Every place that pretok_next_cut offers, in random texts: the words in front of it and those behind it, each part
+ * split for itself, are the words of the whole. */
+TEST(a_cut_changes_no_word_on_either_side)
+{
+    static const enum pretok_kind kinds[] = {
+        PRETOK_GPT2,        PRETOK_LLAMA3,         PRETOK_QWEN2,     PRETOK_SMOLLM,
+        PRETOK_DEEPSEEK_V3, PRETOK_DEEPSEEK_CODER, PRETOK_METASPACE, PRETOK_SPM_WORDS};
+    struct words whole, front, behind;
+    uint8_t text[TEXT_MAX * 4];
+    size_t cuts = 0;
+
+    find_agreed();
+    for (int round = 0; round < (test_long() ? 1000000 : 30000); round++) {
+        struct pretok pretok = {.kind = kinds[round % 8]};
+        size_t len = text_with_letters(text);
+        const uint8_t *end = text + len, *cut = text + 3;
+        words_of(&pretok, text, end, &whole);
+        while ((cut = pretok_next_cut(&pretok, cut, end)) < end) {
+            words_of(&pretok, text, cut, &front);
+            words_of(&pretok, cut, end, &behind);
+            EXPECT_EQ(front.count + behind.count, whole.count);
+            for (size_t i = 0; i < whole.count; i++)
+                EXPECT_TRUE(whole.ends[i] ==
+                            (i < front.count ? front.ends[i] : behind.ends[i - front.count]));
+            cuts++;
+            cut++;
+        }
+    }
+    EXPECT_TRUE(cuts > 15000);
 }
 
 TEST(the_models_expressions_are_recognised)

@@ -1,0 +1,208 @@
+#include "bench/cuda_bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bandwidth.h"
+#include "bench/cuda_bench_parts.h"
+#include "device/cuda/cuda_gemm.h"
+
+enum { REPLAYS = 9 };
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? -1 : x > y;
+}
+
+static cudaError_t capture(struct kernel_context *ctx, cudaError_t (*body)(void *, uint32_t),
+                           void *arg, uint32_t items, cudaGraphExec_t *out)
+{
+    cudaGraph_t graph = NULL;
+    cudaError_t e = body(arg, 0),
+                inside = cudaSuccess; /* loads the kernel, which a capture forbids */
+
+    if (!e) e = cudaStreamSynchronize(ctx->stream);
+    if (!e) e = cudaStreamBeginCapture(ctx->stream, cudaStreamCaptureModeThreadLocal);
+    for (uint32_t i = 0; !e && !inside && i < items; i++)
+        inside = body(arg, i);
+    if (!e) e = cudaStreamEndCapture(ctx->stream, &graph);
+    if (!e) e = inside;
+    if (!e) e = cudaGraphInstantiate(out, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    return e;
+}
+
+double bench_graph_us(struct kernel_context *ctx, cudaError_t (*body)(void *, uint32_t), void *arg,
+                      uint32_t items)
+{
+    cudaGraphExec_t graph = NULL;
+    cudaEvent_t begin, end;
+    float ms[REPLAYS];
+    cudaError_t e = capture(ctx, body, arg, items, &graph);
+
+    cudaEventCreate(&begin), cudaEventCreate(&end);
+    for (int i = -1; !e && i < REPLAYS; i++) {
+        cudaEventRecord(begin, ctx->stream);
+        e = cudaGraphLaunch(graph, ctx->stream);
+        cudaEventRecord(end, ctx->stream);
+        if (!e) e = cudaEventSynchronize(end);
+        if (i >= 0) cudaEventElapsedTime(&ms[i], begin, end);
+    }
+    if (graph) cudaGraphExecDestroy(graph);
+    cudaEventDestroy(begin), cudaEventDestroy(end);
+    if (e) {
+        fprintf(stderr, "bench: %s\n", cudaGetErrorString(e));
+        return -1;
+    }
+    qsort(ms, REPLAYS, sizeof *ms, by_value);
+    return (double)ms[REPLAYS / 2] * 1e3 / items;
+}
+
+/* --- limits --- */
+
+struct limit_job {
+    struct kernel_context *ctx;
+    char *memory;
+    uint64_t bytes;
+    struct cuda_gemm *gemm;
+    uint32_t id;
+};
+
+static cudaError_t read_body(void *arg, uint32_t i)
+{
+    struct limit_job *j = arg;
+
+    return bandwidth_read(j->ctx, j->memory + (i % 2) * j->bytes, j->bytes,
+                          (uint32_t *)(j->memory + 2 * j->bytes));
+}
+
+static cudaError_t copy_body(void *arg, uint32_t i)
+{
+    struct limit_job *j = arg;
+
+    return bandwidth_copy(j->ctx, j->memory + (i % 2) * j->bytes,
+                          j->memory + ((i + 1) % 2) * j->bytes, j->bytes);
+}
+
+enum { PRODUCT_SIDE = 8192 };
+
+static cudaError_t product_body(void *arg, uint32_t i)
+{
+    struct limit_job *j = arg;
+    uint64_t matrix = 2ull * PRODUCT_SIDE * PRODUCT_SIDE;
+
+    (void)i;
+    return cuda_gemm_run(j->gemm, j->id, j->memory, j->memory + matrix, PRODUCT_SIDE,
+                         j->memory + 2 * matrix, 1, j->ctx->stream);
+}
+
+static enum status measure_product(struct limit_job *j, struct cuda_limits *out, struct error *err)
+{
+    struct cuda_gemm_shape shape = {PRODUCT_SIDE, PRODUCT_SIDE, PRODUCT_SIDE, PRODUCT_SIDE, false};
+    uint64_t matrix = 2ull * PRODUCT_SIDE * PRODUCT_SIDE;
+    const void *weights[1] = {j->memory};
+    enum status st = cuda_gemm_open(DTYPE_BF16, j->memory + 4 * matrix, 64u << 20, &j->gemm, err);
+
+    if (!st)
+        st = cuda_gemm_prepare(j->gemm, &shape, weights, 1, j->memory + matrix,
+                               j->memory + 2 * matrix, PRODUCT_SIDE, false, j->ctx->stream, &j->id,
+                               err);
+    if (!st) {
+        double us = bench_graph_us(j->ctx, product_body, j, 8);
+        out->product_tflop_s = 2.0 * PRODUCT_SIDE * PRODUCT_SIDE * (double)PRODUCT_SIDE / us * 1e-6;
+    }
+    cuda_gemm_close(j->gemm);
+    return st;
+}
+
+enum status bench_limits(struct kernel_context *ctx, bool products, struct cuda_limits *out,
+                         struct error *err)
+{
+    struct limit_job j = {.ctx = ctx, .bytes = 1ull << 30};
+    cudaError_t e = cudaMalloc((void **)&j.memory, 2 * j.bytes + 4096);
+    enum status st = STATUS_OK;
+
+    if (!e) e = bandwidth_fill(ctx, j.memory, 2 * j.bytes, 1);
+    if (e) return error_set(err, STATUS_DEVICE, "limits: %s", cudaGetErrorString(e));
+    out->read_gb_s = (double)j.bytes / bench_graph_us(ctx, read_body, &j, 8) * 1e-3;
+    out->copy_gb_s = 2.0 * (double)j.bytes / bench_graph_us(ctx, copy_body, &j, 8) * 1e-3;
+    if (products) st = measure_product(&j, out, err);
+    cudaFree(j.memory);
+    printf("{\"bench\": \"limits\", \"read_gb_s\": %.0f, \"copy_gb_s\": %.0f, "
+           "\"bf16_product_tflop_s\": %.0f}\n",
+           out->read_gb_s, out->copy_gb_s, out->product_tflop_s);
+    fprintf(stderr, "limits: read %.0f GB/s, copy %.0f GB/s", out->read_gb_s, out->copy_gb_s);
+    if (products) fprintf(stderr, ", bf16 products %.0f TFLOP/s", out->product_tflop_s);
+    fprintf(stderr, "\n");
+    return st;
+}
+
+/* --- options --- */
+
+static const char usage[] =
+    "usage: bench limits\n"
+    "       bench kernels [--only NAME]\n"
+    "       bench decode --model FOLDER [--batch N] [--context N] [--steps N] [--eager 1]\n"
+    "       bench breakdown --model FOLDER ... as decode, and µs by kind of stage\n"
+    "       bench prefill --model FOLDER [--prompt N] [--repeats N] [--rows N]\n"
+    "FOLDER has a config.json; weights are made up. [--f16 1]: f16 instead of bf16\n";
+
+static bool parse_count(const char *text, uint32_t *out)
+{
+    char *end;
+    unsigned long value = strtoul(text, &end, 10);
+
+    *out = (uint32_t)value;
+    return *text >= '0' && *text <= '9' && !*end && value <= 1u << 24;
+}
+
+static bool parse_option(struct cuda_bench_options *o, const char *name, const char *value)
+{
+    uint32_t flag = 0;
+
+    if (!strcmp(name, "--model")) return (o->model = value) != NULL;
+    if (!strcmp(name, "--only")) return (o->only = value) != NULL;
+    if (!strcmp(name, "--batch"))
+        return parse_count(value, &o->batch) && o->batch >= 1 && o->batch <= 1024;
+    if (!strcmp(name, "--context")) return parse_count(value, &o->context) && o->context >= 1;
+    if (!strcmp(name, "--prompt")) return parse_count(value, &o->prompt) && o->prompt >= 1;
+    if (!strcmp(name, "--steps")) return parse_count(value, &o->steps) && o->steps >= 1;
+    if (!strcmp(name, "--repeats"))
+        return parse_count(value, &o->repeats) && o->repeats >= 1 && o->repeats <= 200;
+    if (!strcmp(name, "--rows")) return parse_count(value, &o->rows_max) && o->rows_max >= 1;
+    if (!strcmp(name, "--eager") && parse_count(value, &flag))
+        return (o->eager = flag) == (flag != 0);
+    if (!strcmp(name, "--f16") && parse_count(value, &flag)) return (o->f16 = flag) == (flag != 0);
+    return false;
+}
+
+int bench_cuda_main(int argc, char **argv)
+{
+    struct cuda_bench_options o = {
+        .batch = 1, .context = 1024, .prompt = 1024, .steps = 128, .repeats = 20, .rows_max = 2048};
+    const char *what = argc > 0 ? argv[0] : "";
+    bool steps = !strcmp(what, "decode") || !strcmp(what, "prefill") || !strcmp(what, "breakdown");
+    struct cuda_limits limits = {0};
+    struct kernel_context ctx;
+    struct error err = {0};
+
+    for (int i = 1; i + 1 < argc; i += 2)
+        if (!parse_option(&o, argv[i], argv[i + 1])) return fputs(usage, stderr), 2;
+    if (argc % 2 == 0 || (steps && !o.model) ||
+        (!steps && strcmp(what, "limits") && strcmp(what, "kernels")))
+        return fputs(usage, stderr), 2;
+    cudaError_t e = kernel_context_init(&ctx);
+    ctx.type = o.f16 ? KERNEL_F16 : KERNEL_BF16;
+    if (!e) e = cudaStreamCreateWithFlags(&ctx.stream, cudaStreamNonBlocking);
+    if (e) return fprintf(stderr, "bench: %s\n", cudaGetErrorString(e)), 1;
+    enum status st = bench_limits(&ctx, !steps, &limits, &err);
+    if (!st && !strcmp(what, "kernels")) st = bench_kernels(&ctx, &limits, &o, &err);
+    o.breakdown = !strcmp(what, "breakdown");
+    if (!st && (!strcmp(what, "decode") || o.breakdown)) st = bench_decode(&limits, &o, &err);
+    if (!st && !strcmp(what, "prefill")) st = bench_prefill(&limits, &o, &err);
+    cudaStreamDestroy(ctx.stream);
+    if (st) fprintf(stderr, "bench %s: %s\n", what, err.message);
+    return st ? 1 : 0;
+}

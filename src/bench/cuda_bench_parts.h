@@ -1,0 +1,32 @@
+/* cuda_bench_parts.h - what the files of the CUDA benchmark share. */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "common/context.h"
+
+struct cuda_limits {
+    double read_gb_s, copy_gb_s, product_tflop_s;
+};
+
+struct cuda_bench_options {
+    const char *model; /* folder with config.json */
+    uint32_t batch, context, prompt, steps, repeats, rows_max;
+    bool eager, f16, breakdown;
+    const char *only; /* kernels: those whose name contains it */
+};
+
+/* Median µs of one item of `items`, launched by body(arg, i) and replayed as a graph; < 0 on an error, which is printed. */
+double bench_graph_us(struct kernel_context *ctx, cudaError_t (*body)(void *arg, uint32_t i),
+                      void *arg, uint32_t items);
+
+/* Whether products are measured too (they load the library). */
+enum status bench_limits(struct kernel_context *ctx, bool products, struct cuda_limits *out,
+                         struct error *err);
+enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *limits,
+                          const struct cuda_bench_options *o, struct error *err);
+enum status bench_decode(const struct cuda_limits *limits, const struct cuda_bench_options *o,
+                         struct error *err);
+enum status bench_prefill(const struct cuda_limits *limits, const struct cuda_bench_options *o,
+                          struct error *err);

@@ -1,0 +1,35 @@
+/* sim_queue.h - the bounds of the queue before a simulated scheduler: what engine/engine.c does with atomics at engine_submit, here in one
+ * thread. Who would be late is refused first, then who finds no room; a queue that one client has filled has room for the others'
+ * share still. tests/e2e/test_simulate.py lays both side by side. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "sched/forecast.h"
+
+enum { SIM_QUEUE_ACCOUNTS = 256 };
+enum sim_verdict { SIM_TAKEN, SIM_FULL, SIM_LATE };
+
+struct sim_queue {
+    uint32_t seqs_max;
+    uint64_t tokens_max;
+    int64_t ttft_limit_ns; /* longest predicted time to a first token; 0: none */
+    uint32_t seqs;         /* submitted and not started */
+    uint64_t tokens;       /* of their prompts */
+    struct {
+        uint32_t seqs;
+        uint64_t tokens;
+    } accounts[SIM_QUEUE_ACCOUNTS];
+    uint32_t sharers; /* accounts that have something there */
+    uint32_t starts;  /* since rate_since_ns */
+    double starts_per_s;
+    int64_t rate_since_ns;
+};
+
+enum sim_verdict sim_queue_take(struct sim_queue *queue, const struct forecast *forecast,
+                                uint32_t key, uint32_t prompt_tokens);
+/* The sequence has its first rows in a step. */
+void sim_queue_leave(struct sim_queue *queue, uint32_t key, uint32_t prompt_tokens);
+/* Measures the pace of starts; called each turn. */
+void sim_queue_pace(struct sim_queue *queue, int64_t now_ns, bool waiting);

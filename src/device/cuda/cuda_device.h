@@ -1,0 +1,86 @@
+/* cuda_device.h - the CUDA device's insides, shared by the files of this folder.
+ *
+ * One stream does the work; a second brings step images up while the step before runs. The engine's thread launches; a
+ * thread of the device's own waits for the last event of each step, makes its result whole and calls notify. `lock`
+ * guards the fields marked (lock). */
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "attention.h"
+#include "common/context.h"
+#include "device/cuda/cuda_gemm.h"
+#include "device/cuda/cuda_layout.h"
+#include "device/device.h"
+#include "sample.h"
+#include "skinny_gemm.h"
+#include "step_state.h"
+
+struct cuda_flight_state {
+    const struct step *step;
+    cudaEvent_t uploaded, done;
+    struct step_result result;
+    bool failed; /* nothing was enqueued to wait for: result.status says why */
+    /* of the image, device pointers */
+    const struct sample_row *sample_rows;
+    uint32_t rounds;
+};
+
+struct cuda_device {
+    struct device base;
+    struct device_options options;
+    struct device_limits limits;
+    const struct plan *plan;
+    struct cuda_region_map regions[CUDA_REGION_COUNT];
+    struct cuda_buffers b;
+    struct kernel_context ctx;
+    cudaStream_t upload;
+    struct cuda_gemm *gemm;
+    struct skinny_weight
+        *tensor_maps;   /* [b.weight_count] by stage.index; NULL where skinny products cannot run */
+    uint32_t *gemm_ids; /* [b.weight_count] */
+    cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
+    char description[160];
+    uint64_t memory_bytes; /* all that the GPU has */
+
+    struct cuda_flight_state flights[CUDA_STEPS_MAX];
+    pthread_t thread;
+    bool running;
+    pthread_mutex_t lock;
+    pthread_cond_t work, finished;
+    uint64_t submitted, sampled, completed, released; /* (lock) highest seq_no of each */
+    bool stop;                                        /* (lock) */
+    _Atomic bool lost;
+    const char *_Atomic reason;
+    _Atomic uint64_t steps_done;
+    _Atomic int64_t last_step_ns;
+};
+
+/* --- cuda_compile.c --- */
+enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
+                         const struct device_limits *limits, struct error *err);
+void cuda_free_all(struct cuda_device *d);
+
+/* --- cuda_weights.c: brings every weight to its place in d->b --- */
+enum status cuda_load_weights(struct cuda_device *d, struct error *err);
+
+/* --- cuda_forward.c --- */
+struct cuda_forward {
+    uint32_t rows, outputs;
+    uint32_t decode_rows;       /* one-row segments; all rows where row_list is NULL */
+    const int32_t *decode_list; /* device */
+    const struct prefill_tile *tiles;
+    uint32_t tile_count; /* tiles of `tile_group` heads per KV head */
+    bool has_chunks;     /* segments of several rows */
+    cudaEvent_t *marks;  /* NULL, or [stage_count]: recorded behind each stage */
+};
+/* Enqueues the body, from embedding to logits, on d->ctx.stream. */
+cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f);
+
+/* --- cuda_step.c --- */
+cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struct step *step);
+cudaError_t cuda_enqueue_sample(struct cuda_device *d, uint32_t index, const struct step *step,
+                                const struct step_masks *masks);
+struct slot_state cuda_slot_state(const struct cuda_device *d);

@@ -1,0 +1,267 @@
+#include "planner/planner.h"
+
+#include <string.h>
+
+enum {
+    STEPS_INFLIGHT = 2, /* one on the device, one being planned ahead */
+    LOGITS_ROWS_MIN =
+        64, /* rows of logits a step can give, so that scoring a prompt goes in fair pieces */
+    BLOCKS_MAX = 0x7fffffff / 16, /* a device's token index fits 31 bits */
+    BIAS_MAX = 1024,              /* docs/api.md section 8 */
+    BANNED_MAX = 256,             /* end-of-sequence ids and 128 stop_token_ids */
+    NULL_BLOCK_BYTES =
+        4096, /* the null device keeps no state: a block is counted as if it had so much */
+};
+
+static uint32_t at_least(uint32_t value, uint32_t least)
+{
+    return value < least ? least : value;
+}
+
+static uint64_t blocks_of(uint64_t tokens, uint32_t block_tokens)
+{
+    return (tokens + block_tokens - 1) / block_tokens;
+}
+
+static struct device_limits first_limits(const struct planner_options *o, const struct plan *plan)
+{
+    struct device_limits limits = {
+        .slots_max = o->max_num_seqs,
+        .rows_max = at_least(o->max_num_batched_tokens, o->max_num_seqs),
+        .steps_inflight = STEPS_INFLIGHT,
+        .top_logprobs_max = o->max_logprobs,
+        .bias_max = BIAS_MAX,
+        .banned_max = BANNED_MAX,
+        .context_tokens = o->max_model_len ? (uint32_t)o->max_model_len : plan->context_tokens,
+    };
+
+    limits.logits_max = at_least(o->max_num_seqs, LOGITS_ROWS_MIN);
+    if (limits.logits_max > limits.rows_max) limits.logits_max = limits.rows_max;
+    return limits;
+}
+
+/* Sums for `blocks` blocks in each group. */
+static enum status sum_memory(const struct planner_options *o, const struct plan *plan,
+                              uint64_t blocks, struct planner_fit *fit, struct error *err)
+{
+    enum status st;
+
+    for (uint32_t g = 0; g < plan->group_count; g++)
+        fit->limits.kv_blocks[g] = (uint32_t)blocks;
+    st = device_memory_plan(&o->device, plan, &fit->limits, &fit->memory, err);
+    if (st) return st;
+    fit->blocks = blocks;
+    fit->block_bytes = 0;
+    for (uint32_t g = 0; g < plan->group_count; g++)
+        fit->block_bytes += fit->memory.kv_block_bytes[g];
+    fit->fixed_bytes = fit->memory.device_bytes - fit->block_bytes * blocks;
+    fit->kv_tokens = blocks * fit->block_tokens;
+    return STATUS_OK;
+}
+
+/* "16.1 GB weights + 0.3 GB activations + ..." of the device's own memory, the largest first. */
+static void list_lines(const struct device_memory *memory, char *out, size_t size)
+{
+    bool said[DEVICE_MEMORY_LINES_MAX] = {0};
+    size_t n = 0;
+
+    for (uint32_t k = 0; k < memory->line_count; k++) {
+        uint32_t most = memory->line_count;
+        for (uint32_t i = 0; i < memory->line_count; i++)
+            if (!said[i] && !memory->lines[i].host &&
+                strcmp(memory->lines[i].name, "KV pool") != 0 &&
+                (most == memory->line_count || memory->lines[i].bytes > memory->lines[most].bytes))
+                most = i;
+        if (most == memory->line_count || n + 1 >= size) return;
+        said[most] = true;
+        n += (size_t)snprintf(out + n, size - n, "%s%s %llu", n ? " + " : "",
+                              memory->lines[most].name,
+                              (unsigned long long)memory->lines[most].bytes);
+    }
+}
+
+static enum status refuse_fixed(const struct planner_options *o, const struct planner_fit *fit,
+                                uint64_t blocks_needed, struct error *err)
+{
+    char lines[256] = "";
+    uint64_t need = fit->fixed_bytes + blocks_needed * fit->block_bytes;
+
+    list_lines(&fit->memory, lines, sizeof lines);
+    return error_set(
+        err, STATUS_NOMEM,
+        "%llu bytes of memory * %.4g = %llu may be used; %s + KV pool %llu (%llu blocks of "
+        "%llu for %u tokens) = %llu: %llu bytes too many",
+        (unsigned long long)o->memory_bytes, o->utilization, (unsigned long long)fit->budget_bytes,
+        lines, (unsigned long long)(blocks_needed * fit->block_bytes),
+        (unsigned long long)blocks_needed, (unsigned long long)fit->block_bytes,
+        fit->limits.context_tokens, (unsigned long long)need,
+        (unsigned long long)(need - fit->budget_bytes));
+}
+
+static enum status refuse_pool(const struct planner_options *o, const struct planner_fit *fit,
+                               uint64_t blocks, uint64_t needed, struct error *err)
+{
+    return error_set(
+        err, STATUS_NOMEM,
+        "--kv-cache-memory of %llu bytes holds %llu tokens (%llu bytes for %u tokens), too "
+        "few for --max-model-len %llu: %llu bytes are needed",
+        (unsigned long long)o->kv_bytes, (unsigned long long)(blocks * fit->block_tokens),
+        (unsigned long long)fit->block_bytes, fit->block_tokens,
+        (unsigned long long)o->max_model_len, (unsigned long long)(needed * fit->block_bytes));
+}
+
+/* Bytes that the KV pool may have. */
+static uint64_t pool_bytes(const struct planner_options *o, const struct planner_fit *fit)
+{
+    uint64_t left = fit->budget_bytes > fit->fixed_bytes ? fit->budget_bytes - fit->fixed_bytes : 0;
+
+    if (!fit->budget_bytes) return o->kv_bytes;
+    return o->kv_bytes && o->kv_bytes < left ? o->kv_bytes : left;
+}
+
+/* Some lines grow a little with the number of blocks (a step names them): then the pool gives way. */
+static enum status sum_within_budget(const struct planner_options *o, const struct plan *plan,
+                                     uint64_t blocks, uint64_t needed, struct planner_fit *fit,
+                                     struct error *err)
+{
+    enum status st = sum_memory(o, plan, blocks, fit, err);
+
+    while (!st && fit->budget_bytes && fit->memory.device_bytes > fit->budget_bytes) {
+        uint64_t over = fit->memory.device_bytes - fit->budget_bytes;
+        uint64_t fewer = (over + fit->block_bytes - 1) / fit->block_bytes;
+
+        if (!fit->block_bytes || o->kv_bytes || blocks < needed + fewer)
+            return refuse_fixed(o, fit, o->kv_bytes ? blocks : needed, err);
+        blocks -= fewer;
+        st = sum_memory(o, plan, blocks, fit, err);
+    }
+    return st;
+}
+
+enum status planner_fit(const struct planner_options *o, const struct plan *plan,
+                        struct planner_fit *fit, struct error *err)
+{
+    uint64_t blocks, needed, each;
+    enum status st;
+
+    *fit = (struct planner_fit){.block_tokens = plan->groups[0].block_tokens};
+    if (o->max_model_len > plan->context_tokens)
+        return error_set(err, STATUS_INVALID,
+                         "--max-model-len is %llu; this model's own is %u (tokens)",
+                         (unsigned long long)o->max_model_len, plan->context_tokens);
+    fit->budget_bytes = (uint64_t)((double)o->memory_bytes * o->utilization);
+    fit->limits = first_limits(o, plan);
+    st = sum_memory(o, plan, 1, fit, err);
+    if (st) return st;
+
+    each = fit->block_bytes ? fit->block_bytes : NULL_BLOCK_BYTES;
+    needed = o->max_model_len ? blocks_of(o->max_model_len, fit->block_tokens) : 1;
+    blocks = pool_bytes(o, fit) / each;
+    if (blocks > BLOCKS_MAX) blocks = BLOCKS_MAX;
+    if (fit->budget_bytes && fit->budget_bytes < fit->fixed_bytes + needed * fit->block_bytes)
+        return refuse_fixed(o, fit, needed, err);
+    /* What was asked for by the byte is had in full or refused, never quietly cut. */
+    if (o->kv_bytes && blocks < o->kv_bytes / each && blocks < BLOCKS_MAX)
+        return refuse_fixed(o, fit, o->kv_bytes / each, err);
+    if (blocks < needed) return refuse_pool(o, fit, blocks, needed, err);
+    if (!o->max_model_len && fit->limits.context_tokens > blocks * fit->block_tokens)
+        fit->limits.context_tokens = (uint32_t)(blocks * fit->block_tokens);
+    st = sum_within_budget(o, plan, blocks, needed, fit, err);
+    if (st) return st;
+    fit->full_sequences = fit->blocks / blocks_of(fit->limits.context_tokens, fit->block_tokens);
+    return STATUS_OK;
+}
+
+enum status planner_check_host(const struct planner_fit *fit, enum device_kind kind,
+                               uint64_t available, struct error *err)
+{
+    uint64_t need = fit->memory.host_bytes;
+    char lines[256] = "";
+
+    if (kind != DEVICE_CUDA) need += fit->memory.device_bytes;
+    if (!available || need <= available) return STATUS_OK;
+    if (kind == DEVICE_CUDA)
+        return error_set(
+            err, STATUS_NOMEM,
+            "%llu bytes of host memory are needed for staging and results; %llu are available",
+            (unsigned long long)need, (unsigned long long)available);
+    list_lines(&fit->memory, lines, sizeof lines);
+    return error_set(
+        err, STATUS_NOMEM,
+        "%s + KV pool %llu = %llu bytes; this machine has %llu available: %llu too many "
+        "(a smaller --kv-cache-memory, --max-num-seqs or --max-model-len takes less)",
+        lines, (unsigned long long)(fit->blocks * fit->block_bytes), (unsigned long long)need,
+        (unsigned long long)available, (unsigned long long)(need - available));
+}
+
+static bool same_weight(const struct plan_weight *a, const struct plan_weight *b)
+{
+    return a->rows == b->rows && a->cols == b->cols && a->dtype == b->dtype &&
+           (a->data ? a->data == b->data : !b->data && a->dummy_seed == b->dummy_seed);
+}
+
+static void add_stored(struct planner_stored *s, const struct plan_weight *w)
+{
+    uint64_t bytes = dtype_row_bytes(w->dtype, w->cols) * w->rows;
+
+    if (!w->rows) return;
+    s->tensors[w->dtype]++;
+    s->bytes[w->dtype] += bytes;
+    s->total_bytes += bytes;
+}
+
+static void add_attn_in(struct planner_stored *s, const struct stage_attn_in *a)
+{
+    add_stored(s, &a->norm.gain);
+    add_stored(s, &a->q);
+    add_stored(s, &a->k);
+    add_stored(s, &a->v);
+    add_stored(s, &a->q_bias);
+    add_stored(s, &a->k_bias);
+    add_stored(s, &a->v_bias);
+    add_stored(s, &a->q_norm.gain);
+    add_stored(s, &a->k_norm.gain);
+}
+
+static void add_ffn_in(struct planner_stored *s, const struct stage_ffn_in *f)
+{
+    add_stored(s, &f->norm.gain);
+    add_stored(s, &f->gate);
+    add_stored(s, &f->up);
+    add_stored(s, &f->gate_bias);
+    add_stored(s, &f->up_bias);
+}
+
+static void add_project(struct planner_stored *s, const struct stage_project *p)
+{
+    add_stored(s, &p->weight);
+    add_stored(s, &p->bias);
+    add_stored(s, &p->post_norm.gain);
+}
+
+void planner_stored_weights(const struct plan *plan, struct planner_stored *out)
+{
+    const struct plan_weight *embed = NULL;
+
+    *out = (struct planner_stored){0};
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct stage *stage = &plan->stages[i];
+        switch (stage->kind) {
+        case STAGE_EMBED:
+            embed = &stage->embed.table;
+            add_stored(out, embed);
+            break;
+        case STAGE_ATTN_IN: add_attn_in(out, &stage->attn_in); break;
+        case STAGE_ATTN_OUT: add_project(out, &stage->attn_out); break;
+        case STAGE_FFN_IN: add_ffn_in(out, &stage->ffn_in); break;
+        case STAGE_FFN_OUT: add_project(out, &stage->ffn_out); break;
+        case STAGE_HEAD:
+            add_stored(out, &stage->head.norm.gain);
+            if (!embed || !same_weight(embed, &stage->head.weight))
+                add_stored(out, &stage->head.weight);
+            break;
+        case STAGE_ATTN:
+        case STAGE_SAMPLE: break;
+        }
+    }
+}

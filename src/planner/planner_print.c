@@ -1,0 +1,139 @@
+/* planner_print.c - a fit as a page for people and as JSON for programs. */
+#include <string.h>
+
+#include "planner/planner.h"
+
+/* "16.06 GB": units of 1000, as memory is sold. */
+static const char *amount(uint64_t bytes, char out[static 32])
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    double value = (double)bytes;
+    int u = 0;
+
+    for (; value >= 1000 && u < 4; u++)
+        value /= 1000;
+    snprintf(out, 32, u ? "%.2f %s" : "%.0f %s", value, units[u]);
+    return out;
+}
+
+static void print_line(FILE *to, const char *name, uint64_t bytes, const char *note)
+{
+    char text[32];
+
+    fprintf(to, "  %-36s %16llu  %10s%s\n", name, (unsigned long long)bytes, amount(bytes, text),
+            note);
+}
+
+static void print_stored(const struct planner_subject *s, const struct plan *plan, FILE *to)
+{
+    struct planner_stored stored;
+    char name[64];
+
+    planner_stored_weights(plan, &stored);
+    fprintf(to, "weights as %s\n",
+            s->weights_present ? "stored" : "the config has them (no weight files here)");
+    for (int d = 0; d < DTYPE_COUNT; d++) {
+        if (!stored.tensors[d]) continue;
+        snprintf(name, sizeof name, "%s, %u tensors", dtype_info((enum dtype)d)->name,
+                 stored.tensors[d]);
+        print_line(to, name, stored.bytes[d], "");
+    }
+}
+
+static void print_memory(const struct planner_options *o, const struct planner_fit *fit, FILE *to)
+{
+    const struct device_memory *m = &fit->memory;
+
+    fprintf(to, "memory, bytes\n");
+    for (uint32_t i = 0; i < m->line_count; i++)
+        print_line(to, m->lines[i].name, m->lines[i].bytes, m->lines[i].host ? "  (host)" : "");
+    print_line(to, o->device.kind == DEVICE_CUDA ? "sum on the device" : "sum", m->device_bytes,
+               "");
+    if (m->host_bytes) print_line(to, "sum on the host", m->host_bytes, "");
+    if (!fit->budget_bytes) return;
+    print_line(to, "may be used", fit->budget_bytes, "");
+    if (fit->budget_bytes >= m->device_bytes)
+        print_line(to, "left of it", fit->budget_bytes - m->device_bytes, "");
+}
+
+void planner_print(const struct planner_subject *s, const struct planner_options *o,
+                   const struct plan *plan, const struct planner_fit *fit, FILE *to)
+{
+    char text[32];
+
+    fprintf(to, "%s\n%s, %.2f G parameters, on %s\n", s->path, s->description,
+            (double)s->parameters / 1e9, s->device);
+    if (o->memory_bytes)
+        fprintf(to, "memory %llu bytes (%s), %.4g of it may be used\n",
+                (unsigned long long)o->memory_bytes, amount(o->memory_bytes, text), o->utilization);
+    print_stored(s, plan, to);
+    if (fit->memory.line_count) print_memory(o, fit, to);
+    if (s->refused) {
+        fprintf(to, "does not fit: %s\n", s->refused);
+        return;
+    }
+    fprintf(
+        to,
+        "KV pool: %llu blocks of %u tokens, %llu bytes each (%llu bytes a token): %llu tokens\n",
+        (unsigned long long)fit->blocks, fit->block_tokens, (unsigned long long)fit->block_bytes,
+        (unsigned long long)(fit->block_bytes / fit->block_tokens),
+        (unsigned long long)fit->kv_tokens);
+    fprintf(
+        to, "fits: --max-model-len %u, %llu sequences of that length at once (--max-num-seqs %u)\n",
+        fit->limits.context_tokens, (unsigned long long)fit->full_sequences, fit->limits.slots_max);
+}
+
+static json_t *lines_json(const struct device_memory *m)
+{
+    json_t *lines = json_array();
+
+    for (uint32_t i = 0; i < m->line_count; i++)
+        json_array_append_new(lines,
+                              json_pack("{s:s, s:I, s:b}", "what", m->lines[i].name, "bytes",
+                                        (json_int_t)m->lines[i].bytes, "host", m->lines[i].host));
+    return lines;
+}
+
+static json_t *stored_json(const struct plan *plan)
+{
+    struct planner_stored stored;
+    json_t *list = json_array();
+
+    planner_stored_weights(plan, &stored);
+    for (int d = 0; d < DTYPE_COUNT; d++)
+        if (stored.tensors[d])
+            json_array_append_new(list, json_pack("{s:s, s:i, s:I}", "dtype",
+                                                  dtype_info((enum dtype)d)->name, "tensors",
+                                                  (int)stored.tensors[d], "bytes",
+                                                  (json_int_t)stored.bytes[d]));
+    return list;
+}
+
+json_t *planner_json(const struct planner_subject *s, const struct planner_options *o,
+                     const struct plan *plan, const struct planner_fit *fit)
+{
+    json_t *kv = json_pack("{s:i, s:I, s:I, s:I}", "block_tokens", (int)fit->block_tokens,
+                           "block_bytes", (json_int_t)fit->block_bytes, "blocks",
+                           (json_int_t)fit->blocks, "tokens", (json_int_t)fit->kv_tokens);
+    json_t *page = json_pack(
+        "{s:s, s:s, s:I, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:b}", "model",
+        s->path, "description", s->description, "parameters", (json_int_t)s->parameters, "device",
+        s->device, "weights_present", s->weights_present, "stored", stored_json(plan), "lines",
+        lines_json(&fit->memory), "device_bytes", (json_int_t)fit->memory.device_bytes,
+        "host_bytes", (json_int_t)fit->memory.host_bytes, "host_available_bytes",
+        (json_int_t)s->host_available, "memory_bytes", (json_int_t)o->memory_bytes, "utilization",
+        o->utilization, "budget_bytes", (json_int_t)fit->budget_bytes, "kv", kv, "fits",
+        s->refused == NULL);
+
+    if (!page) return NULL;
+    if (s->refused) {
+        json_object_set_new(page, "refused", json_string(s->refused));
+        return page;
+    }
+    json_object_set_new(page, "max_model_len", json_integer(fit->limits.context_tokens));
+    json_object_set_new(page, "max_num_seqs", json_integer(fit->limits.slots_max));
+    json_object_set_new(page, "max_num_batched_tokens", json_integer(fit->limits.rows_max));
+    json_object_set_new(page, "full_length_sequences",
+                        json_integer((json_int_t)fit->full_sequences));
+    return page;
+}

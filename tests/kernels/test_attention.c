@@ -1,0 +1,289 @@
+/* test_attention.c - the three attention kernels equal a float64 softmax over the same rounded q, k, v.
+ * Method: random pages in a shuffled table; what lies past a row's position, and every block that no table names, is NaN;
+ * sweeps of lengths, groups, head sizes, windows and soft caps; outputs poisoned; a second run gives the same bytes;
+ * a row alone gives the bytes it has in a batch. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "attention.h"
+#include "gpu.h"
+#include "kv_layout.h"
+
+struct setup {
+    uint32_t rows, heads, kv_heads, dim, window, slots, table_stride, blocks;
+    float softcap;
+    int32_t *positions, *row_slots, *tables;
+    uint16_t *q, *kv;
+    double *want; /* [rows, heads * dim] */
+};
+
+static double value(enum kernel_type type, const uint16_t *at)
+{
+    return type_value(type, *at);
+}
+
+static size_t k_at(const struct setup *s, uint32_t slot, uint32_t token, uint32_t g, uint32_t e)
+{
+    uint64_t record = (uint64_t)s->tables[slot * s->table_stride + token / 16] * s->kv_heads + g;
+    return record * kv_record_elements(s->dim) + token % 16 * s->dim + e;
+}
+
+static size_t v_at(const struct setup *s, uint32_t slot, uint32_t token, uint32_t g, uint32_t e)
+{
+    uint64_t record = (uint64_t)s->tables[slot * s->table_stride + token / 16] * s->kv_heads + g;
+    return record * kv_record_elements(s->dim) + 16 * s->dim + (token % 16 / 8 * s->dim + e) * 8 +
+           token % 8;
+}
+
+static void attend(const struct setup *s, enum kernel_type type, uint32_t row, uint32_t head)
+{
+    int32_t pos = s->positions[row],
+            lo = s->window && pos + 1 > (int32_t)s->window ? pos + 1 - (int32_t)s->window : 0;
+    uint32_t g = head / (s->heads / s->kv_heads), D = s->dim, slot = (uint32_t)s->row_slots[row];
+    double *score = malloc((size_t)(pos + 1) * sizeof *score), top = -INFINITY, sum = 0, q[512];
+    double *out = &s->want[((size_t)row * s->heads + head) * D];
+
+    for (uint32_t e = 0; e < D; e++)
+        q[e] = value(type, &s->q[((size_t)row * s->heads + head) * D + e]), out[e] = 0;
+    for (int32_t t = lo; t <= pos; t++) {
+        double x = 0;
+        for (uint32_t e = 0; e < D; e++)
+            x += q[e] * value(type, &s->kv[k_at(s, slot, (uint32_t)t, g, e)]);
+        x /= sqrt(D);
+        if (s->softcap > 0) x = s->softcap * tanh(x / s->softcap);
+        score[t] = x;
+        if (x > top) top = x;
+    }
+    for (int32_t t = lo; t <= pos; t++)
+        sum += score[t] = exp(score[t] - top);
+    for (int32_t t = lo; t <= pos; t++)
+        for (uint32_t e = 0; e < D; e++)
+            out[e] += score[t] / sum * value(type, &s->kv[v_at(s, slot, (uint32_t)t, g, e)]);
+    free(score);
+}
+
+/* lengths[slot] tokens are written; everything else is NaN. */
+static void make(struct setup *s, enum kernel_type type, const uint32_t *lengths)
+{
+    uint32_t used = 0, longest = 0;
+
+    for (uint32_t i = 0; i < s->slots; i++) {
+        used += (lengths[i] + 15) / 16;
+        if (lengths[i] > longest) longest = lengths[i];
+    }
+    s->blocks = used + 7;
+    s->table_stride = (longest + 15) / 16 + 3;
+    s->tables = malloc((size_t)s->slots * s->table_stride * sizeof *s->tables);
+    int32_t *ids = malloc(s->blocks * sizeof *ids);
+    for (uint32_t i = 0; i < s->blocks; i++)
+        ids[i] = (int32_t)i;
+    for (uint32_t i = s->blocks - 1; i > 0; i--) {
+        uint32_t j = test_rand_below(i + 1);
+        int32_t kept = ids[i];
+        ids[i] = ids[j], ids[j] = kept;
+    }
+    size_t elements = s->blocks * kv_block_elements(s->kv_heads, s->dim);
+    s->kv = malloc(elements * 2);
+    memset(s->kv, 0xff, elements * 2);
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < s->slots; i++) {
+        for (uint32_t b = 0; b < s->table_stride;
+             b++) /* entries past the end name a block of NaN */
+            s->tables[i * s->table_stride + b] =
+                b < (lengths[i] + 15) / 16 ? ids[next++] : ids[s->blocks - 1];
+        for (uint32_t t = 0; t < lengths[i]; t++)
+            for (uint32_t g = 0; g < s->kv_heads; g++)
+                for (uint32_t e = 0; e < s->dim; e++) {
+                    float k = (float)(test_rand_unit() * 2 - 1) * (t == 1 && e < 4 ? 12 : 1.5f);
+                    s->kv[k_at(s, i, t, g, e)] = type_bits(type, k);
+                    s->kv[v_at(s, i, t, g, e)] = type_bits(type, (float)(test_rand_unit() * 2 - 1));
+                }
+    }
+    s->q = random_values(type, (size_t)s->rows * s->heads * s->dim, 1);
+    s->want = calloc((size_t)s->rows * s->heads * s->dim, sizeof *s->want);
+    for (uint32_t r = 0; r < s->rows; r++)
+        for (uint32_t h = 0; h < s->heads && s->positions[r] >= 0; h++)
+            attend(s, type, r, h);
+    free(ids);
+}
+
+static void drop(struct setup *s)
+{
+    free(s->tables), free(s->kv), free(s->q), free(s->want);
+}
+
+static struct attention_args upload(const struct setup *s)
+{
+    return (struct attention_args){
+        .rows = s->rows,
+        .heads = s->heads,
+        .kv_heads = s->kv_heads,
+        .head_dim = s->dim,
+        .window = s->window,
+        .scale = 1 / sqrtf((float)s->dim),
+        .softcap = s->softcap,
+        .q = gpu_upload(s->q, (size_t)s->rows * s->heads * s->dim * 2),
+        .q_stride = s->heads * s->dim,
+        .out = gpu_poisoned((size_t)s->rows * s->heads * s->dim * 2),
+        .out_stride = s->heads * s->dim,
+        .kv = gpu_upload(s->kv, s->blocks * kv_block_elements(s->kv_heads, s->dim) * 2),
+        .positions = gpu_upload(s->positions, s->rows * 4),
+        .slots = gpu_upload(s->row_slots, s->rows * 4),
+        .tables = gpu_upload(s->tables, (size_t)s->slots * s->table_stride * 4),
+        .table_stride = s->table_stride,
+    };
+}
+
+static void check(const struct setup *s, struct kernel_context *ctx, const void *out,
+                  const char *what)
+{
+    size_t row_values = (size_t)s->heads * s->dim, n = s->rows * row_values;
+    uint16_t *bits = malloc(n * 2);
+    float *got = malloc(row_values * sizeof *got);
+
+    gpu_download(ctx, out, bits, n * 2);
+    for (uint32_t r = 0; r < s->rows; r++) {
+        if (s->positions[r] < 0) {
+            for (size_t i = 0; i < row_values; i++)
+                if (bits[r * row_values + i] != 0xffff)
+                    fail_msg("%s: padding row %u was written", what, r);
+            continue;
+        }
+        for (size_t i = 0; i < row_values; i++)
+            got[i] = type_value(ctx->type, bits[r * row_values + i]);
+        double e = relative_error(s->want + r * row_values, got, row_values);
+        if (!(e < (ctx->type == KERNEL_BF16 ? 6e-3 : 1.5e-3)))
+            fail_msg("%s: D %u heads %u/%u window %u cap %g row %u at %d: relative error %.2e",
+                     what, s->dim, s->heads, s->kv_heads, s->window, (double)s->softcap, r,
+                     s->positions[r], e);
+    }
+    free(bits), free(got);
+}
+
+static void decode_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+                        uint32_t window, float softcap, bool general)
+{
+    int32_t positions[] = {0, 14, -1, 15, 16, 30, 31, 32, 62, 64, 127, 128, 511, 512, 1300};
+    enum { ROWS = sizeof positions / sizeof *positions };
+    int32_t row_slots[ROWS];
+    uint32_t lengths[ROWS];
+    NEED_GPU(type);
+
+    for (int i = 0; i < ROWS; i++) {
+        row_slots[i] = (i * 7 + 3) % ROWS;
+        lengths[row_slots[i]] = positions[i] < 0 ? 1 : (uint32_t)positions[i] + 1;
+    }
+    struct setup s = {.rows = ROWS,
+                      .heads = heads,
+                      .kv_heads = kv_heads,
+                      .dim = dim,
+                      .window = window,
+                      .slots = ROWS,
+                      .softcap = softcap,
+                      .positions = positions,
+                      .row_slots = row_slots};
+    make(&s, type, lengths);
+    struct attention_args a = upload(&s);
+    size_t bytes = (size_t)ROWS * heads * dim * 2;
+    if (general) {
+        EXPECT_CUDA(attention_general(&ctx, &a));
+        check(&s, &ctx, a.out, "general");
+    } else {
+        for (uint32_t splits = 1; splits <= 16; splits += 5) {
+            struct decode_scratch scratch = {gpu_poisoned((size_t)ROWS * heads * splits * dim * 4),
+                                             gpu_poisoned((size_t)ROWS * heads * splits * 8),
+                                             gpu_zeroed((size_t)ROWS * heads * 4), splits,
+                                             splits != 6};
+            uint16_t *first = malloc(bytes), *again = malloc(bytes);
+            EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
+            check(&s, &ctx, a.out, "decode");
+            gpu_download(&ctx, a.out, first, bytes);
+            EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
+            gpu_download(&ctx, a.out, again, bytes);
+            EXPECT_TRUE(memcmp(first, again, bytes) == 0);
+            int32_t alone = ROWS - 1; /* the longest by itself: the same bytes */
+            struct attention_args one = a;
+            one.rows = 1, one.row_list = gpu_upload(&alone, 4), one.out = gpu_poisoned(bytes);
+            EXPECT_CUDA(paged_decode(&ctx, &one, &scratch));
+            gpu_download(&ctx, one.out, again, bytes);
+            EXPECT_TRUE(memcmp(first + (size_t)alone * heads * dim,
+                               again + (size_t)alone * heads * dim, (size_t)heads * dim * 2) == 0);
+            free(first), free(again);
+        }
+    }
+    drop(&s);
+    gpu_end(&ctx);
+}
+
+TEST(paged_decode_equals_float64)
+{
+    static const uint32_t heads[][2] = {{1, 1}, {8, 2}, {9, 3}, {7, 1}, {16, 2}, {12, 1}};
+    static const uint32_t dims[] = {64, 80, 96, 128};
+
+    for (size_t d = 0; d < 4; d++)
+        for (size_t h = 0; h < 6; h++)
+            decode_case((h + d) % 3 ? KERNEL_BF16 : KERNEL_F16, heads[h][0], heads[h][1], dims[d],
+                        0, 0, false);
+    decode_case(KERNEL_BF16, 4, 2, 128, 100, 0, false);
+    decode_case(KERNEL_BF16, 4, 2, 64, 17, 0, false);
+    decode_case(KERNEL_F16, 4, 2, 96, 0, 5, false);
+}
+
+TEST(general_attention_equals_float64_for_every_head_size)
+{
+    static const uint32_t dims[] = {16, 20, 48, 128, 256, 512};
+
+    for (size_t d = 0; d < 6; d++)
+        decode_case(d % 2 ? KERNEL_BF16 : KERNEL_F16, 6, 2, dims[d], d == 3 ? 33 : 0,
+                    d == 4 ? 3 : 0, true);
+}
+
+static void prefill_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+                         uint32_t window, float softcap)
+{
+    static const uint32_t chunk[] = {1, 3, 64, 65, 130, 37}, past[] = {0, 17, 0, 200, 63, 64};
+    enum { SEGMENTS = 6, ROWS = 300, TILES = 256 };
+    int32_t positions[ROWS], row_slots[ROWS];
+    uint32_t lengths[SEGMENTS], rows = 0, tiles = 0, group = heads / kv_heads;
+    struct prefill_tile tile[TILES];
+    NEED_GPU(type);
+
+    for (uint32_t i = 0; i < SEGMENTS; i++) {
+        for (uint32_t p = 0; p < chunk[i] * group; p += PREFILL_TILE_PAIRS)
+            tile[tiles++] =
+                (struct prefill_tile){(int32_t)rows, (int32_t)chunk[i], (int32_t)past[i],
+                                      (int32_t)(SEGMENTS - 1 - i), (int32_t)p};
+        for (uint32_t r = 0; r < chunk[i]; r++)
+            positions[rows] = (int32_t)(past[i] + r),
+            row_slots[rows++] = (int32_t)(SEGMENTS - 1 - i);
+        lengths[SEGMENTS - 1 - i] = past[i] + chunk[i];
+    }
+    assert_true(rows == ROWS && tiles < TILES);
+    struct setup s = {.rows = ROWS,
+                      .heads = heads,
+                      .kv_heads = kv_heads,
+                      .dim = dim,
+                      .window = window,
+                      .slots = SEGMENTS,
+                      .softcap = softcap,
+                      .positions = positions,
+                      .row_slots = row_slots};
+    make(&s, type, lengths);
+    struct attention_args a = upload(&s);
+    EXPECT_CUDA(prefill_attention(&ctx, &a, gpu_upload(tile, tiles * sizeof *tile), tiles));
+    check(&s, &ctx, a.out, "prefill");
+    drop(&s);
+    gpu_end(&ctx);
+}
+
+TEST(prefill_attention_equals_float64)
+{
+    prefill_case(KERNEL_BF16, 8, 2, 128, 0, 0);
+    prefill_case(KERNEL_F16, 7, 1, 128, 0, 0);
+    prefill_case(KERNEL_BF16, 3, 3, 64, 0, 0);
+    prefill_case(KERNEL_F16, 9, 3, 64, 0, 0);
+    prefill_case(KERNEL_BF16, 4, 2, 96, 0, 0);
+    prefill_case(KERNEL_BF16, 4, 2, 128, 50, 0);
+    prefill_case(KERNEL_F16, 4, 1, 64, 3, 0);
+    prefill_case(KERNEL_BF16, 4, 2, 64, 0, 4);
+}

@@ -1,0 +1,285 @@
+/* test_cuda_device.c - whole models on the CUDA device.
+ * Method: the tiny golden models (golden/README-models.md) through device_submit and device_wait. Models stored in bf16 or
+ * f16 must be no farther from the float32 reference than transformers computing in that type (times 1.5, for luck);
+ * others, rounded to f16 at load, within a fixed distance. Decode gives the same bytes alone and among 16, with graphs
+ * and without, and again after a second open. What runs ahead of its tokens gives what does not. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "device/device_memory.h"
+#include "golden_read.h"
+#include "gpu.h"
+#include "model_harness.h"
+
+enum { SEQS_MAX = 32 };
+
+static bool have_gpu(void)
+{
+    struct device_options options = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16};
+    struct device *device;
+    struct error err;
+
+    if (device_open(&options, &device, &err)) {
+        print_message("skipped: %s\n", err.message);
+        return false;
+    }
+    print_message("on %s\n", device_description(device));
+    device_close(device);
+    return true;
+}
+
+static int32_t *read_ids(const char *path, const char *name, size_t *count)
+{
+    int64_t *wide = golden_tensor_i64(path, name, count);
+    int32_t *ids = malloc((*count + 1) * sizeof *ids);
+
+    for (size_t i = 0; i < *count; i++)
+        ids[i] = (int32_t)wide[i];
+    free(wide);
+    return ids;
+}
+
+struct distance {
+    double worst, square, native_worst, native_square;
+    size_t n;
+    double margin; /* only leads above it are checked */
+    uint32_t argmax_checked, argmax_wrong;
+};
+
+static void compare_seq(const char *expected, const char *name, const float *got, uint32_t vocab,
+                        struct distance *d)
+{
+    char field[96];
+    size_t positions, n;
+
+    snprintf(field, sizeof field, "%s.positions", name);
+    int32_t *at = read_ids(expected, field, &positions);
+    snprintf(field, sizeof field, "%s.logits", name);
+    float *want = golden_tensor(expected, field, &n), *native = NULL, *margin;
+    snprintf(field, sizeof field, "%s.logits_native", name);
+    if (golden_has(expected, field)) native = golden_tensor(expected, field, &n);
+    for (size_t p = 0; p < positions; p++)
+        for (uint32_t v = 0; v < vocab; v++) {
+            double w = (double)want[p * vocab + v],
+                   off = fabs((double)got[(size_t)at[p] * vocab + v] - w);
+            if (!(off <= d->worst)) d->worst = off;
+            d->square += off * off;
+            off = native ? fabs((double)native[p * vocab + v] - w) : 0;
+            if (off > d->native_worst) d->native_worst = off;
+            d->native_square += off * off;
+            d->n++;
+        }
+    free(at), free(want), free(native);
+    snprintf(field, sizeof field, "%s.margin", name);
+    margin = golden_tensor(expected, field, &n);
+    snprintf(field, sizeof field, "%s.argmax", name);
+    int32_t *best = read_ids(expected, field, &n);
+    for (size_t p = 0; p < n; p++) {
+        uint32_t top = 0;
+        if ((double)margin[p] <= d->margin) continue;
+        for (uint32_t v = 1; v < vocab; v++)
+            if (got[p * vocab + v] > got[p * vocab + top]) top = v;
+        d->argmax_checked++;
+        d->argmax_wrong += top != (uint32_t)best[p];
+    }
+    free(margin), free(best);
+}
+
+static void check_model(const char *model, enum dtype type, uint32_t chunk, double limit)
+{
+    struct harness_options options = {.device = {.kind = DEVICE_CUDA, .compute_dtype = type}};
+    struct distance d = {.margin = type == DTYPE_BF16 ? 0.5 : 0.1}; /* twice the worst error */
+    char path[4096], expected[160];
+    struct harness h;
+    const char *found;
+
+    snprintf(expected, sizeof expected, "models/%s", model);
+    found = test_golden(expected);
+    if (!found) {
+        print_message("  skipped %s: not found\n", model);
+        return;
+    }
+    snprintf(path, sizeof path, "%s", found);
+    snprintf(expected, sizeof expected, "models/%s/expected.safetensors", model);
+    harness_open(&h, path, &options);
+    for (uint32_t kind = 0; kind < 2; kind++)
+        for (uint32_t k = 0; k < SEQS_MAX; k++) {
+            char name[48], field[64];
+            size_t count;
+            snprintf(name, sizeof name, "%s.%u", kind ? "batch" : "seq", k);
+            snprintf(field, sizeof field, "%s.ids", name);
+            if (!golden_has(expected, field)) break;
+            int32_t *ids = read_ids(expected, field, &count);
+            float *logits = malloc(count * h.plan->vocab_rows * sizeof *logits);
+            struct harness_seq seq = {ids, (uint32_t)count, 0, logits};
+            harness_run(&h, &seq, 1, (struct harness_cut){.chunk_max = chunk, .random = chunk > 1});
+            compare_seq(expected, name, logits, h.plan->vocab_rows, &d);
+            free(ids), free(logits);
+        }
+    double rms = sqrt(d.square / (double)d.n), native = sqrt(d.native_square / (double)d.n);
+    print_message("  %-22s %-4s chunk %3u: worst %.1e rms %.1e (transformers in that type %.1e, "
+                  "%.1e), likeliest "
+                  "%u wrong of %u\n",
+                  model, dtype_info(type)->name, chunk, d.worst, rms, d.native_worst, native,
+                  d.argmax_wrong, d.argmax_checked);
+    EXPECT_TRUE(d.n > 0);
+    if (native > 0) {
+        if (!(rms <= 1.5 * native)) fail_msg("%s: rms %.2e, transformers %.2e", model, rms, native);
+        if (!(d.worst <= 1.5 * d.native_worst))
+            fail_msg("%s: worst %.2e, transformers %.2e", model, d.worst, d.native_worst);
+    } else if (!(d.worst <= limit))
+        fail_msg("%s: worst %.2e, limit %.2e", model, d.worst, limit);
+    EXPECT_EQ(d.argmax_wrong, 0);
+    EXPECT_EQ(device_health(h.device).late_allocations, 0);
+    harness_close(&h);
+}
+
+TEST(golden_models_give_the_reference_logits)
+{
+    static const struct {
+        const char *name;
+        enum dtype type;
+        double limit;
+    } models[] = {
+        {"llama_plain-bf16", DTYPE_BF16, 0},    {"qwen2_gqa7-bf16", DTYPE_BF16, 0},
+        {"qwen3_qknorm-bf16", DTYPE_BF16, 0},   {"llama_plain-f16", DTYPE_F16, 0},
+        {"qwen2_gqa7-f16", DTYPE_F16, 0},       {"qwen3_qknorm-f16", DTYPE_F16, 0},
+        {"llama_plain", DTYPE_F16, 0.05},       {"llama_gqa9_3", DTYPE_F16, 0.05},
+        {"llama_awkward", DTYPE_F16, 0.05},     {"llama_rope_linear", DTYPE_F16, 0.05},
+        {"llama_rope_llama3", DTYPE_F16, 0.05}, {"mistral_window", DTYPE_F16, 0.05},
+    };
+    static const uint32_t chunks[] = {0, 1, 40};
+
+    if (!have_gpu()) skip();
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        for (size_t c = 0; c < 3; c++)
+            check_model(models[i].name, models[i].type, chunks[c], models[i].limit);
+}
+
+/* Token by token: decode steps of 1 row, then of 16. */
+static void check_company(const char *model, enum dtype type)
+{
+    enum { N = 16, TOKENS = 70 };
+    struct harness_options options = {.device = {.kind = DEVICE_CUDA, .compute_dtype = type}};
+    struct harness_seq seqs[N];
+    float *alone[N], *kept = NULL;
+    struct harness h;
+    char path[4096];
+    const char *found = test_golden(model);
+
+    if (!found) {
+        print_message("  skipped %s: not found\n", model);
+        return;
+    }
+    snprintf(path, sizeof path, "%s", found);
+    for (int run = 0; run < 3; run++) { /* graphs; graphs again; launch by launch */
+        options.device.enforce_eager = run == 2;
+        harness_open(&h, path, &options);
+        size_t bytes = (size_t)TOKENS * h.plan->vocab_rows * sizeof(float);
+        for (uint32_t i = 0; i < N; i++) {
+            int32_t *tokens = malloc(TOKENS * sizeof *tokens);
+            uint32_t count = run == 0 && i == 3 ? 5 : TOKENS;
+            for (uint32_t t = 0; t < TOKENS; t++)
+                tokens[t] = (int32_t)((i * 131 + t * t * 7 + 3) % h.plan->vocab_tokens);
+            alone[i] = malloc(bytes);
+            seqs[i] = (struct harness_seq){tokens, count, 0, alone[i]};
+            if (i % 5 == 0) harness_run(&h, &seqs[i], 1, (struct harness_cut){.chunk_max = 1});
+            seqs[i].logits = malloc(bytes);
+        }
+        harness_run(&h, seqs, N, (struct harness_cut){.chunk_max = 1});
+        for (uint32_t i = 0; i < N; i += 5)
+            if (memcmp(seqs[i].logits, alone[i], bytes) != 0)
+                fail_msg("%s: sequence %u of 16 has other bytes than alone (run %d)", model, i,
+                         run);
+        if (kept && memcmp(kept, seqs[0].logits, bytes) != 0)
+            fail_msg("%s: other bytes %s", model,
+                     run == 1 ? "after a second open" : "without graphs");
+        if (!kept) {
+            kept = malloc(bytes);
+            memcpy(kept, seqs[0].logits, bytes);
+        }
+        for (uint32_t i = 0; i < N; i++)
+            free(alone[i]), free(seqs[i].logits), free((void *)(uintptr_t)seqs[i].tokens);
+        harness_close(&h);
+    }
+    free(kept);
+}
+
+TEST(decode_gives_the_same_bytes_in_any_company_and_without_graphs)
+{
+    if (!have_gpu()) skip();
+    check_company("models/llama_plain-bf16", DTYPE_BF16);
+    check_company("models/qwen2_gqa7-f16", DTYPE_F16);
+    check_company("models/qwen3_qknorm-bf16", DTYPE_BF16);
+    check_company("models/mistral_window", DTYPE_F16);
+}
+
+TEST(steps_that_run_ahead_draw_what_the_logits_say)
+{
+    enum { PROMPT = 40, COUNT = 60 };
+    struct harness_options options = {.device = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16},
+                                      .steps_inflight = 3};
+    const char *found = test_golden("models/llama_plain-bf16");
+    int32_t tokens[PROMPT + COUNT];
+    struct harness h;
+    char path[4096];
+
+    if (!have_gpu()) skip();
+    if (!found) skip();
+    snprintf(path, sizeof path, "%s", found);
+    harness_open(&h, path, &options);
+    for (uint32_t t = 0; t < PROMPT; t++)
+        tokens[t] = (int32_t)((t * 37 + 11) % h.plan->vocab_tokens);
+    harness_greedy(&h, tokens, PROMPT, COUNT, tokens + PROMPT);
+    uint32_t vocab = h.plan->vocab_rows;
+    float *logits = malloc((size_t)(PROMPT + COUNT) * vocab * sizeof *logits);
+    struct harness_seq seq = {tokens, PROMPT + COUNT, 0, logits};
+    harness_run(&h, &seq, 1, (struct harness_cut){.chunk_max = 1});
+    for (uint32_t t = PROMPT - 1; t + 1 < PROMPT + COUNT; t++) {
+        const float *row = logits + (size_t)t * vocab;
+        float chosen = row[tokens[t + 1]], top = chosen;
+        for (uint32_t v = 0; v < h.plan->vocab_tokens; v++)
+            if (row[v] > top) top = row[v];
+        /* the prompt went through other kernels: near ties may fall the other way */
+        if (top - chosen > 0.05f)
+            fail_msg("token %u: %g below the largest", t + 1, (double)(top - chosen));
+    }
+    free(logits);
+    harness_close(&h);
+}
+
+TEST(a_block_copied_out_and_in_elsewhere_keeps_its_bytes)
+{
+    struct harness_options options = {.device = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16}};
+    const char *found = test_golden("models/llama_plain-bf16");
+    int32_t tokens[20];
+    struct harness h;
+    char path[4096];
+
+    if (!have_gpu()) skip();
+    if (!found) skip();
+    snprintf(path, sizeof path, "%s", found);
+    harness_open(&h, path, &options);
+    for (uint32_t t = 0; t < 20; t++)
+        tokens[t] = (int32_t)t;
+    float *logits = malloc(20 * h.plan->vocab_rows * sizeof *logits);
+    struct harness_seq seq = {tokens, 20, 0, logits};
+    harness_run(&h, &seq, 1, (struct harness_cut){0});
+    uint64_t bytes = device_kv_block_bytes(h.device, 0);
+    struct device_memory memory;
+    struct error err;
+    EXPECT_OK_ERR(device_memory_plan(&options.device, h.plan, &h.limits, &memory, &err), &err);
+    EXPECT_EQ(memory.kv_block_bytes[0], bytes);
+    unsigned char *a = malloc(bytes), *b = malloc(bytes);
+    uint32_t from = h.blocks[0][0], to = h.blocks[0][h.limits.kv_blocks[0] - 1];
+    EXPECT_OK(device_kv_copy_out(h.device, 0, from, a));
+    EXPECT_OK(device_kv_copy_in(h.device, 0, to, a));
+    EXPECT_OK(device_kv_copy_out(h.device, 0, to, b));
+    EXPECT_TRUE(memcmp(a, b, bytes) == 0);
+    uint32_t used = 0;
+    for (uint64_t i = 0; i < bytes; i++)
+        used += a[i] != 0;
+    EXPECT_TRUE(used > bytes / 4);
+    free(a), free(b), free(logits);
+    harness_close(&h);
+}
