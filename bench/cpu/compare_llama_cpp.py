@@ -38,6 +38,7 @@ def arguments():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cpu-numerics", default="fast", choices=("fast", "exact"))
     parser.add_argument("--isa", help="of inferd: generic, avx2, avx512, avx512-vnni, amx; default the best")
+    parser.add_argument("--repack", type=int, choices=(0, 1), help="of llama.cpp: only this; default the better of both")
     parser.add_argument("--venv", type=pathlib.Path, default=CACHE / "bench-venv")
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
     parser.add_argument("--require", type=float, default=0.0, help="least ratio of both figures")
@@ -148,6 +149,8 @@ def best_setting(args, what, dead):
     """The setting with the highest rate of two runs each, and its rate."""
     best = (None, 0.0)
     for setting in SETTINGS:
+        if args.repack not in (None, setting["repack"]):
+            continue
         if setting in dead or (what == "decode" and setting["ubatch"] != 512):
             continue  # one row at a time: the micro-batch plays no part
         peer = Peer(args, setting)

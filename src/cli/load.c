@@ -40,6 +40,8 @@ enum status load_device_options(const struct config *config, struct device_optio
     *out = (struct device_options){
         .kind = DEVICE_CPU,
         .threads = (uint32_t)config->threads,
+        .threads_batch = (uint32_t)config->threads_batch,
+        .cpu_set = config->cpu_set && *config->cpu_set ? config->cpu_set : NULL,
         .numerics = strcmp(config->cpu_numerics, "exact") == 0 ? CPU_EXACT : CPU_FAST,
         .isa = strcmp(config->cpu_isa, "auto") == 0 ? NULL : config->cpu_isa,
         .compute_dtype = strcmp(config->dtype, "float16") == 0 ? DTYPE_F16 : DTYPE_BF16,

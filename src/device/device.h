@@ -24,10 +24,12 @@ enum cpu_numerics {
 
 struct device_options {
     enum device_kind kind;
-    uint32_t threads; /* CPU: 0 = as many as the process may use */
+    uint32_t threads;       /* CPU: 0 = as many as the process may use (or as cpu_set has) */
+    uint32_t threads_batch; /* CPU: of steps with a part of a prompt; 0 = as `threads` */
+    const char *cpu_set;    /* CPU: processors that the threads are bound to, "0-3,8"; NULL: none */
     enum cpu_numerics numerics;
-    const char
-        *isa; /* CPU: NULL = best; "generic", "avx2", "avx512", "avx512-vnni", "amx": for tests and benchmarks */
+    const char *
+        isa; /* CPU: NULL = best; "generic", "avx2", "avx512", "avx512-vnni", "amx": for tests and benchmarks */
     uint32_t null_step_us;    /* null: time of a step, 0 = at once */
     int ordinal;              /* CUDA device number */
     enum dtype compute_dtype; /* CUDA: DTYPE_BF16 or DTYPE_F16 */

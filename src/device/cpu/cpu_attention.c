@@ -236,7 +236,7 @@ void cpu_attention_run(struct cpu_device *d, const struct stage_attn *stage)
 {
     struct job j = {d, stage, &d->b.groups[stage->group], &d->plan->groups[stage->group],
                     d->b.groups[stage->group].dim_padded + PART_EXTRA};
-    uint32_t items = d->tile_count * stage->kv_heads, threads = cpu_pool_threads(d->pool);
+    uint32_t items = d->tile_count * stage->kv_heads, threads = cpu_pool_used(d->pool);
     uint32_t splits = threads > 1 && items < 3 * threads ? place_parts(&j) : 0;
 
     if (splits) {

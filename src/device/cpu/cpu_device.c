@@ -123,6 +123,7 @@ enum status device_open_cpu(const struct device_options *options, struct device 
     };
     enum cpu_isa isa;
     enum status st = cpu_isa_choose(options->isa, &isa, err);
+    struct cpu_threads threads = cpu_thread_counts(options);
     struct cpu_device *d;
 
     if (st) return st;
@@ -133,14 +134,19 @@ enum status device_open_cpu(const struct device_options *options, struct device 
     d->numerics = options->numerics;
     d->isa = isa;
     d->kernels = cpu_kernels(isa);
-    st = cpu_pool_create(cpu_thread_count(options), &d->pool, err);
+    if (options->cpu_set) st = cpu_list_parse(options->cpu_set, &d->list, err);
+    if (!st) st = cpu_pool_create(threads.all, options->cpu_set ? &d->list : NULL, &d->pool, err);
     if (st) {
         free(d);
         return st;
     }
-    snprintf(d->description, sizeof d->description, "CPU, %u thread%s, %s, %s",
-             cpu_pool_threads(d->pool), cpu_pool_threads(d->pool) == 1 ? "" : "s",
-             cpu_isa_name(isa), options->numerics == CPU_FAST ? "fast" : "exact");
+    d->threads = threads;
+    char prompts[32] = "";
+    if (threads.batch != threads.decode)
+        snprintf(prompts, sizeof prompts, " (%u for prompts)", threads.batch);
+    snprintf(d->description, sizeof d->description, "CPU, %u thread%s%s, %s, %s", threads.decode,
+             threads.decode == 1 ? "" : "s", prompts, cpu_isa_name(isa),
+             options->numerics == CPU_FAST ? "fast" : "exact");
     *out = &d->base;
     return STATUS_OK;
 }

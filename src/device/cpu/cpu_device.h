@@ -103,6 +103,11 @@ struct cpu_buffers {
     struct cpu_flight flights[CPU_STEPS_MAX];
 };
 
+/* Threads of steps that only decode, of steps with a part of a prompt, and of the pool: the more of the two. */
+struct cpu_threads {
+    uint32_t decode, batch, all;
+};
+
 struct cpu_device {
     struct device base; /* first */
     struct cpu_pool *pool;
@@ -110,6 +115,9 @@ struct cpu_device {
     enum cpu_isa isa;
     const struct cpu_kernels *kernels;
     struct device_options options;
+    struct cpu_list list; /* count 0: threads are not bound */
+    bool bound;           /* the step thread is */
+    struct cpu_threads threads;
     char description[96];
 
     const struct plan *plan;
@@ -133,7 +141,7 @@ void cpu_layout(const struct plan *plan, const struct device_limits *limits,
                 enum cpu_numerics numerics, enum cpu_isa isa, uint32_t threads,
                 struct cpu_region_map regions[CPU_REGION_COUNT], struct cpu_buffers *out);
 enum status cpu_isa_choose(const char *name, enum cpu_isa *out, struct error *err);
-uint32_t cpu_thread_count(const struct device_options *options);
+struct cpu_threads cpu_thread_counts(const struct device_options *options);
 /* What this device cannot run, named. */
 enum status cpu_plan_check(const struct plan *plan, const struct device_limits *limits,
                            struct error *err);

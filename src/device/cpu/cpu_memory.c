@@ -24,9 +24,18 @@ enum status cpu_isa_choose(const char *name, enum cpu_isa *out, struct error *er
         name);
 }
 
-uint32_t cpu_thread_count(const struct device_options *options)
+struct cpu_threads cpu_thread_counts(const struct device_options *options)
 {
-    return options->threads ? options->threads : cpu_pool_processors();
+    struct cpu_list list;
+    struct error err;
+    struct cpu_threads n = {.decode = options->threads};
+
+    if (!n.decode && options->cpu_set && !cpu_list_parse(options->cpu_set, &list, &err))
+        n.decode = list.count;
+    if (!n.decode) n.decode = cpu_limit_processors();
+    n.batch = options->threads_batch ? options->threads_batch : n.decode;
+    n.all = n.batch > n.decode ? n.batch : n.decode;
+    return n;
 }
 
 static enum status check_group(const struct plan *plan, uint32_t g, uint32_t blocks,
@@ -107,7 +116,8 @@ enum status cpu_memory_plan(const struct device_options *options, const struct p
     if (!st) st = cpu_plan_check(plan, limits, err);
     if (st) return st;
     *out = (struct device_memory){0};
-    cpu_layout(plan, limits, options->numerics, isa, cpu_thread_count(options), regions, &buffers);
+    cpu_layout(plan, limits, options->numerics, isa, cpu_thread_counts(options).all, regions,
+               &buffers);
     for (uint32_t r = 0; r < CPU_REGION_COUNT; r++)
         device_memory_add(out, names[r], regions[r].bytes, false);
     for (uint32_t g = 0; g < plan->group_count; g++)

@@ -3,7 +3,6 @@
 #include <assert.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -11,11 +10,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/log.h"
+
 enum { THREADS_MAX = 256, SPINS = 2000 }; /* some 20 to 60 us: longer than a stage's serial part */
 
 struct cpu_pool {
     uint32_t threads;
-    uint32_t started; /* workers running: threads 1..started */
+    uint32_t started;     /* workers running: threads 1..started */
+    struct cpu_list list; /* count 0: no thread is bound */
     pthread_t *workers;
 
     /* the job; written before `claim` is published, stable while a chunk of it is out */
@@ -28,6 +30,7 @@ struct cpu_pool {
     _Atomic uint32_t caller_sleeps;
     _Alignas(64) _Atomic uint32_t posted; /* changes with each job: workers sleep on it */
     _Atomic uint32_t sleepers;
+    _Atomic uint32_t used; /* threads that work now; those from it on sleep on it */
     _Atomic bool stop;
 };
 struct worker {
@@ -79,11 +82,16 @@ static void *worker_main(void *arg)
     struct worker me = *(struct worker *)arg;
     struct cpu_pool *pool = me.pool;
     uint32_t spins = 0;
+    struct error err;
 
     free(arg);
+    if (pool->list.count && cpu_list_bind(&pool->list, me.thread, &err))
+        log_warn("thread not bound", "reason=\"%s\"", err.message);
     while (!atomic_load(&pool->stop)) {
-        uint32_t posted = atomic_load(&pool->posted);
-        if (work(pool, me.thread)) {
+        uint32_t posted = atomic_load(&pool->posted), used = atomic_load(&pool->used);
+        if (me.thread >= used) {
+            futex_wait(&pool->used, used);
+        } else if (work(pool, me.thread)) {
             spins = 0;
         } else if (spins++ < SPINS) {
             spin_pause();
@@ -115,7 +123,8 @@ static enum status start_worker(struct cpu_pool *pool, struct error *err)
     return STATUS_OK;
 }
 
-enum status cpu_pool_create(uint32_t threads, struct cpu_pool **out, struct error *err)
+enum status cpu_pool_create(uint32_t threads, const struct cpu_list *list, struct cpu_pool **out,
+                            struct error *err)
 {
     struct cpu_pool *pool;
     enum status st = STATUS_OK;
@@ -127,6 +136,8 @@ enum status cpu_pool_create(uint32_t threads, struct cpu_pool **out, struct erro
     if (!pool) return error_set(err, STATUS_NOMEM, "no memory for the CPU thread pool");
     memset(pool, 0, sizeof *pool);
     pool->threads = threads;
+    if (list) pool->list = *list;
+    atomic_store(&pool->used, threads);
     pool->workers = calloc(threads, sizeof *pool->workers);
     if (!pool->workers) st = error_set(err, STATUS_NOMEM, "no memory for the CPU thread pool");
     while (!st && pool->started + 1 < threads)
@@ -145,6 +156,8 @@ void cpu_pool_destroy(struct cpu_pool *pool)
     atomic_store(&pool->stop, true);
     atomic_fetch_add(&pool->posted, 1);
     futex_wake(&pool->posted, THREADS_MAX);
+    atomic_store(&pool->used, UINT32_MAX); /* a new value: nobody falls asleep on the old one */
+    futex_wake(&pool->used, THREADS_MAX);
     for (uint32_t i = 0; i < pool->started; i++)
         pthread_join(pool->workers[i], NULL);
     free(pool->workers);
@@ -154,6 +167,19 @@ void cpu_pool_destroy(struct cpu_pool *pool)
 uint32_t cpu_pool_threads(const struct cpu_pool *pool)
 {
     return pool->threads;
+}
+
+void cpu_pool_use(struct cpu_pool *pool, uint32_t threads)
+{
+    assert(threads >= 1 && threads <= pool->threads);
+    if (threads == atomic_load(&pool->used)) return;
+    atomic_store(&pool->used, threads);
+    futex_wake(&pool->used, THREADS_MAX);
+}
+
+uint32_t cpu_pool_used(const struct cpu_pool *pool)
+{
+    return atomic_load(&pool->used);
 }
 
 static void wait_done(struct cpu_pool *pool, uint32_t chunks)
@@ -179,7 +205,7 @@ void cpu_pool_run(struct cpu_pool *pool, cpu_pool_fn fn, void *ctx, uint32_t ite
     if (!items) return;
     if (!grain) grain = 1;
     chunks = (items - 1) / grain + 1;
-    if (chunks == 1 || pool->threads == 1) {
+    if (chunks == 1 || cpu_pool_used(pool) == 1) {
         fn(ctx, 0, items, 0);
         return;
     }
@@ -192,15 +218,4 @@ void cpu_pool_run(struct cpu_pool *pool, cpu_pool_fn fn, void *ctx, uint32_t ite
     if (atomic_load(&pool->sleepers)) futex_wake(&pool->posted, THREADS_MAX);
     work(pool, 0);
     wait_done(pool, chunks);
-}
-
-uint32_t cpu_pool_processors(void)
-{
-    cpu_set_t set;
-
-    if (sched_getaffinity(0, sizeof set, &set)) {
-        long online = sysconf(_SC_NPROCESSORS_ONLN);
-        return online > 0 ? (uint32_t)online : 1;
-    }
-    return (uint32_t)CPU_COUNT(&set);
 }

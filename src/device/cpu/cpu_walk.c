@@ -3,10 +3,15 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "device/cpu/cpu_device.h"
 #include "device/dummy_weights.h"
 
-enum { ROWS_GRAIN = 4 };
+enum {
+    ROWS_GRAIN = 4,
+    DRAFT_ROWS_MAX =
+        8 /* a segment of more rows is a prompt's; decoding has one, or a few of a draft */
+};
 
 /* --- before the body: copies, opens, tables --- */
 
@@ -47,7 +52,7 @@ struct stage_job {
 
 static uint32_t tile_grain(const struct cpu_device *d, uint32_t tiles)
 {
-    uint32_t grain = tiles / (cpu_pool_threads(d->pool) * 6);
+    uint32_t grain = tiles / (cpu_pool_used(d->pool) * 6);
 
     return grain ? grain : 1;
 }
@@ -379,12 +384,28 @@ static void run_stage(struct cpu_device *d, const struct cpu_stage *s)
     }
 }
 
+/* Decoding waits for memory, a prompt for arithmetic: each may have its own number of threads. */
+static void choose_threads(struct cpu_device *d)
+{
+    bool prompt = false;
+    struct error err;
+
+    for (uint32_t i = 0; i < d->step->segment_count && !prompt; i++)
+        prompt = step_segments(d->step)[i].rows > DRAFT_ROWS_MAX;
+    cpu_pool_use(d->pool, prompt ? d->threads.batch : d->threads.decode);
+    if (!d->list.count || d->bound) return;
+    d->bound = true; /* the thread that runs steps is the pool's thread 0 */
+    if (cpu_list_bind(&d->list, 0, &err))
+        log_warn("thread not bound", "reason=\"%s\"", err.message);
+}
+
 void cpu_run_body(void *device, uint32_t index, const struct step *step)
 {
     struct cpu_device *d = device;
 
     d->step = step;
     d->flight = &d->b.flights[index];
+    choose_threads(d);
     apply_changes(d);
     if (!d->step->row_count) return;
     cpu_attention_begin(d);
