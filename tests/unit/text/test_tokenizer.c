@@ -342,7 +342,7 @@ static void make_pieces(struct pieces *p, struct buf *json)
                                    : "c")
                        : "?");
         for (int k = 1; k < i; k++)
-            if (strcmp(p->text[k], p->text[i]) == 0) snprintf(p->text[i], PIECE_MAX + 1, "_%d", i);
+            if (strcmp(p->text[k], p->text[i]) == 0) p->text[i][0] = (char)('A' + i);
         p->score[i] = i ? -(double)test_rand_below(80) / 8 : 0;
         if (p->score[i] < p->unk_score) p->unk_score = p->score[i];
         buf_printf(json, "%s[\"%s\",%.3f]", i ? "," : "", p->text[i], p->score[i]);
