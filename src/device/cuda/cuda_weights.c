@@ -319,12 +319,12 @@ static void measure(struct loader *l, uint32_t *rows_max)
 
 static enum status begin(struct loader *l, struct error *err)
 {
-    uint32_t rows_max = 1, threads = cpu_pool_processors();
+    uint32_t rows_max = 1, threads = cpu_limit_processors();
     enum status st;
 
     threads = threads > THREADS_MAX ? THREADS_MAX : threads;
     measure(l, &rows_max);
-    st = cpu_pool_create(threads, &l->pool, err);
+    st = cpu_pool_create(threads, NULL, &l->pool, err);
     l->sources = malloc(rows_max * sizeof *l->sources);
     bool ok = l->sources != NULL;
     for (uint32_t i = 0; i < threads; i++)
