@@ -212,6 +212,15 @@ void bpe_add_pair(struct bpe *bpe, int32_t left, int32_t right, int32_t merged, 
     if (rank >= bpe->pair_ranks) bpe->pair_ranks = rank + 1;
 }
 
+bool bpe_pair(const struct bpe *bpe, int32_t left, int32_t right, uint32_t *rank, int32_t *merged)
+{
+    const struct pair_slot *slot = pair_find(bpe, left, right);
+
+    *rank = slot->rank;
+    *merged = slot->merged;
+    return slot->left != BPE_NONE;
+}
+
 void bpe_index_bytes(struct bpe *bpe)
 {
     if (bpe->by_chars) return;
@@ -278,6 +287,20 @@ void bpe_work_fini(struct bpe_work *work)
     free(work->heap);
     free(work->cache);
     *work = (struct bpe_work){0};
+}
+
+void *bpe_work_bytes(struct bpe_work *work, size_t bytes)
+{
+    const size_t words = (bytes + sizeof *work->heap - 1) / sizeof *work->heap;
+
+    if (words <= work->heap_cap) return work->heap;
+    size_t cap = work->heap_cap ? work->heap_cap : 256;
+    while (cap < words)
+        cap *= 2;
+    free(work->heap);
+    work->heap = malloc(cap * sizeof *work->heap);
+    work->heap_cap = work->heap ? cap : 0;
+    return work->heap;
 }
 
 void bpe_work_forget(struct bpe_work *work)

@@ -59,6 +59,9 @@ int32_t bpe_find(const struct bpe *bpe, struct slice word);
 enum status bpe_reserve_pairs(struct bpe *bpe, uint64_t count);
 void bpe_add_pair(struct bpe *bpe, int32_t left, int32_t right, int32_t merged, uint32_t rank);
 
+/* Whether the two merge, and then to what. */
+bool bpe_pair(const struct bpe *bpe, int32_t left, int32_t right, uint32_t *rank, int32_t *merged);
+
 /* When all merges are there: makes the table of pairs of bytes (without it, it is only slower). */
 void bpe_index_bytes(struct bpe *bpe);
 
@@ -82,6 +85,8 @@ struct bpe_work {
 };
 void bpe_work_init(struct bpe_work *work, size_t text_bytes);
 void bpe_work_fini(struct bpe_work *work);
+/* Room for something of `bytes` bytes, valid until the next call for this work; NULL: no memory. */
+void *bpe_work_bytes(struct bpe_work *work, size_t bytes);
 /* The bytes of earlier words have moved or are gone. */
 void bpe_work_forget(struct bpe_work *work);
 

@@ -67,6 +67,7 @@ void tokenizer_close(struct tokenizer *tok)
 {
     if (!tok) return;
     bpe_fini(&tok->bpe);
+    unigram_fini(&tok->unigram);
     segment_cache_destroy(tok->segments);
     token_table_fini(&tok->own_bytes);
     free(tok->kind);
@@ -94,7 +95,11 @@ static enum status encode_word(void *ctx, const uint8_t *begin, const uint8_t *e
 {
     struct encoding *e = ctx;
 
-    return bpe_encode(&e->tok->bpe, &e->work, slice_of(begin, (size_t)(end - begin)), e->out);
+    const struct tokenizer *tok = e->tok;
+    struct slice word = slice_of(begin, (size_t)(end - begin));
+
+    return tok->unigram.scores ? unigram_encode(&tok->unigram, &tok->bpe, &e->work, word, e->out)
+                               : bpe_encode(&tok->bpe, &e->work, word, e->out);
 }
 
 /* Pieces aim at this many bytes, so that a cut is nearly always found before SEGMENT_BYTES_MAX; what is

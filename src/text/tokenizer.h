@@ -1,7 +1,7 @@
 /* tokenizer.h - text to token ids and back, exactly as the model's own tokenizer does it.
  *
  * One immutable `struct tokenizer` per model, from tokenizer.json or from GGUF metadata: byte-level
- * BPE (bpe.c) with the model's pre-tokenizer, or SentencePiece-style BPE with byte fallback
+ * BPE (bpe.c) with the model's pre-tokenizer, SentencePiece-style BPE with byte fallback
  * (spm.c). Ids are equal to Hugging Face `tokenizers` on tests/golden/tokenizer_vectors. Thread:
  * any number at once after tokenizer_open, without locks. Time: O(n log n) at worst in the length of
  * the text; what was tokenised before is mostly found (segment_cache.h).

@@ -269,10 +269,11 @@ enum status tokenizer_finish(struct tokenizer *tok, struct error *err)
     bpe_index_bytes(&tok->bpe);
     tok->segments = segment_cache_create();
     tokenizer_add_eos(tok, tok->eos);
-    snprintf(tok->description, sizeof tok->description, "%s BPE, pre-tokenizer %s, %u tokens",
-             tok->byte_level          ? "byte-level"
-             : tok->bpe.byte_fallback ? "SentencePiece"
-                                      : "character",
+    snprintf(tok->description, sizeof tok->description, "%s, pre-tokenizer %s, %u tokens",
+             tok->unigram.scores      ? "SentencePiece unigram"
+             : tok->byte_level        ? "byte-level BPE"
+             : tok->bpe.byte_fallback ? "SentencePiece BPE"
+                                      : "character BPE",
              tok->pretok.name ? tok->pretok.name : pretok_kind_name(tok->pretok.kind),
              tokenizer_vocab_size(tok));
     return STATUS_OK;

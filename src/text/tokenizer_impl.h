@@ -8,6 +8,7 @@
 #include "text/pretokenize.h"
 #include "text/segment_cache.h"
 #include "text/tokenizer.h"
+#include "text/unigram.h"
 
 enum { TOKENIZER_IDS_MAX = 1 << 24, TOKENIZER_AROUND_MAX = 8, TOKENIZER_EOS_MAX = 64 };
 
@@ -17,6 +18,7 @@ enum { TOKEN_ADDED = 1, TOKEN_SPECIAL = 2 };
 struct tokenizer {
     struct arena arena; /* added tokens' texts */
     struct bpe bpe;
+    struct unigram unigram;          /* beside bpe's vocabulary, in the place of its merges */
     struct segment_cache *segments;  /* owned; NULL: without it, it is only slower */
     struct token_table own_bytes;    /* used when the keys are not the bytes (SentencePiece) */
     const struct token_table *bytes; /* what ids add to a text */

@@ -270,11 +270,70 @@ static enum status plan_decoder(const json_t *part, unsigned depth, struct decod
 
 /* --- model --- */
 
+static bool is_unigram(const json_t *model)
+{
+    return strcmp(type_of(model), "Unigram") == 0;
+}
+
+/* vocab: [[piece, score], ...], the place is the id. */
+static enum status check_unigram(const json_t *model, struct error *err)
+{
+    const json_t *vocab = json_object_get(model, "vocab"), *unk = json_object_get(model, "unk_id");
+    const json_t *entry;
+    size_t i;
+
+    json_array_foreach(vocab, i, entry)
+    {
+        if (!json_is_string(json_array_get(entry, 0)) || !json_is_number(json_array_get(entry, 1)))
+            return error_set(err, STATUS_CORRUPT,
+                             "tokenizer.json: piece %zu is not a text and a score", i);
+    }
+    if (!json_array_size(vocab) || json_array_size(vocab) > TOKENIZER_IDS_MAX)
+        return error_set(err, STATUS_CORRUPT, "tokenizer.json: vocab must have 1 to %d pieces",
+                         TOKENIZER_IDS_MAX);
+    if (!json_is_integer(unk) || json_integer_value(unk) < 0 ||
+        (size_t)json_integer_value(unk) >= json_array_size(vocab))
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "tokenizer.json: a Unigram model needs an unk_id that is in its vocab");
+    return STATUS_OK;
+}
+
+/* The pieces as an object of ids, like BPE's; of equal pieces the last counts, as in the library. NULL: no memory. */
+static json_t *unigram_ids(const json_t *vocab)
+{
+    json_t *ids = json_object();
+    const json_t *entry;
+    size_t i;
+
+    json_array_foreach(vocab, i, entry)
+    {
+        const json_t *text = json_array_get(entry, 0);
+        if (json_object_setn_new(ids, json_string_value(text), json_string_length(text),
+                                 json_integer((json_int_t)i))) {
+            json_decref(ids);
+            return NULL;
+        }
+    }
+    return ids;
+}
+
+static enum status load_scores(struct tokenizer *tok, const json_t *vocab, struct error *err)
+{
+    double *scores = calloc(tok->bpe.keys.count, sizeof *scores);
+    enum status st = STATUS_NOMEM;
+
+    for (size_t i = 0; scores && i < json_array_size(vocab); i++)
+        scores[i] = json_number_value(json_array_get(json_array_get(vocab, i), 1));
+    if (scores) st = unigram_build(&tok->unigram, &tok->bpe, scores);
+    return st ? error_set(err, st, "no memory for the pieces") : st;
+}
+
 static enum status check_model(const json_t *model, struct error *err)
 {
     static const char *const must_be_empty[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     const char *type = json_string_value(json_object_get(model, "type"));
 
+    if (is_unigram(model)) return check_unigram(model, err);
     if (!json_is_object(model) || !json_is_object(json_object_get(model, "vocab")))
         return error_set(err, STATUS_CORRUPT, "tokenizer.json: no model with a vocab");
     if (type ? strcmp(type, "BPE") != 0 : !json_is_array(json_object_get(model, "merges")))
@@ -320,7 +379,7 @@ static enum status load_added(struct tokenizer *tok, const json_t *list, const j
                              i);
         if (!copy) return error_set(err, STATUS_NOMEM, "no memory for the added tokens");
         /* A text of the vocabulary keeps its id there, as in the library. */
-        const json_t *known = memchr(text.ptr, 0, text.len) ? NULL : json_object_get(vocab, copy);
+        const json_t *known = json_object_getn(vocab, text.ptr, text.len);
         st = id_of(known ? known : json_object_get(item, "id"), text, &token->id, err);
         if (st) return st;
         token->content = slice_of(copy, text.len);
@@ -342,12 +401,12 @@ static enum status load_vocab(struct tokenizer *tok, const json_t *vocab,
     enum status st = STATUS_OK;
     const char *text;
     json_t *id;
-    size_t n = 0;
+    size_t n = 0, len;
 
     if (!entries) return error_set(err, STATUS_NOMEM, "no memory for the vocabulary");
-    json_object_foreach((json_t *)vocab, text, id)
+    json_object_keylen_foreach((json_t *)vocab, text, len, id)
     {
-        entries[n].text = slice_str(text);
+        entries[n].text = slice_of(text, len);
         if (!st) st = id_of(id, entries[n].text, &entries[n].id, err);
         n++;
     }
@@ -355,7 +414,9 @@ static enum status load_vocab(struct tokenizer *tok, const json_t *vocab,
         entries[n++] = (struct vocab_entry){
             tok->added[i].id, tok->added[i].content,
             /* BPE finds only what the model's own vocabulary has. */
-            json_object_get(vocab, tok->added[i].content.ptr) ? 0 : VOCAB_UNUSABLE};
+            json_object_getn(vocab, tok->added[i].content.ptr, tok->added[i].content.len)
+                ? 0
+                : VOCAB_UNUSABLE};
     if (!st) st = tokenizer_set_vocab(tok, entries, n, options, err);
     if (st && st != STATUS_NOMEM) error_prefix(err, "tokenizer.json");
     free(entries);
@@ -604,13 +665,20 @@ static enum status load_model(struct tokenizer *tok, const json_t *root, bool by
 {
     const json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
     const json_t *unk = json_object_get(model, "unk_token");
+    json_t *pieces = is_unigram(model) ? unigram_ids(vocab) : NULL;
     struct vocab_options options = {.form = byte_level       ? VOCAB_BYTE_LEVEL
                                             : decoder->marks ? VOCAB_SENTENCEPIECE
                                                              : VOCAB_PLAIN,
                                     .byte_tokens = decoder->byte_fallback};
-    enum status st = load_added(tok, json_object_get(root, "added_tokens"), vocab, err);
+    if (is_unigram(model) && !pieces)
+        return error_set(err, STATUS_NOMEM, "no memory for the pieces");
+    const json_t *ids = pieces ? pieces : vocab;
+    enum status st = load_added(tok, json_object_get(root, "added_tokens"), ids, err);
 
-    if (!st) st = load_vocab(tok, vocab, options, err);
+    if (!st) st = load_vocab(tok, ids, options, err);
+    if (!st && pieces)
+        tok->unk = tok->bpe.unk = (int32_t)json_integer_value(json_object_get(model, "unk_id"));
+    json_decref(pieces);
     if (!st && json_is_string(unk)) {
         tok->unk = tok->bpe.unk = tokenizer_find_vocab(tok, string_slice(unk));
         if (tok->unk == BPE_NONE)
@@ -620,9 +688,11 @@ static enum status load_model(struct tokenizer *tok, const json_t *root, bool by
     tok->bpe.fuse_unk = flag(model, "fuse_unk", false);
     tok->bpe.byte_fallback = flag(model, "byte_fallback", false);
     tok->bpe.ignore_merges = flag(model, "ignore_merges", false);
-    if (!st) st = load_merges(tok, json_object_get(model, "merges"), err);
+    if (!st)
+        st = is_unigram(model) ? load_scores(tok, vocab, err)
+                               : load_merges(tok, json_object_get(model, "merges"), err);
     if (!st) st = tokenizer_index_added(tok, err);
-    if (!st) spm_cut_at_spaces(tok);
+    if (!st && !is_unigram(model)) spm_cut_at_spaces(tok);
     return st;
 }
 
@@ -637,6 +707,8 @@ enum status tokenizer_load_json(struct tokenizer *tok, struct weights *weights, 
     if (!st) st = load_normalizer(json_object_get(root, "normalizer"), 0, &tok->normalizer, err);
     if (!st) st = load_pretok(tok, json_object_get(root, "pre_tokenizer"), &byte_level, err);
     if (!st) st = plan_decoder(json_object_get(root, "decoder"), 0, &decoder, err);
+    if (!st && byte_level && is_unigram(json_object_get(root, "model")))
+        st = error_set(err, STATUS_UNSUPPORTED, "tokenizer.json: a Unigram model with ByteLevel");
     if (!st && byte_level != decoder.byte_level)
         st = error_set(
             err, STATUS_UNSUPPORTED,

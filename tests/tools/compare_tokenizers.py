@@ -4,7 +4,7 @@
     pip install tokenizers==0.23.3
     compare_tokenizers.py --tool build/release/bin/text_lines_tool [--texts 2000] [--seed N]
 
-For every tokenizer.json of tests/golden/tokenizers, and for variants of it made here (other pre-tokenizers,
+For every tokenizer.json of tests/golden/tokenizers, for Unigram models made here, and for variants of it made here (other pre-tokenizers,
 added-token flags, Metaspace, post-processors, behaviours of Split), random texts go through both; ids and
 decoded text must be equal. Texts mix scripts, spaces, marks, digits, controls, added tokens and odd code
 points. A difference prints the text and both lists of ids and ends with status 1.
@@ -102,6 +102,33 @@ def variants(name, spec):
         yield name + "/unk-apart", v
 
 
+def unigram_specs(rnd):
+    """(label, spec) pairs of Unigram models over pieces cut from random texts. Half have few different scores, so that
+    many ways tie; the others have multiples of 2^-10: the library reads a longer decimal up to one unit in the last place
+    off (serde_json), and then breaks ties otherwise."""
+    for k in range(8):
+        pieces = {}
+        for _ in range(400):
+            text = text_of(rnd, []).replace(" ", "\u2581")
+            for _ in range(6):
+                at = rnd.randint(0, len(text))
+                pieces[text[at:at + rnd.randint(1, 5)]] = -float(rnd.randint(1, 12)) if k % 2 else -rnd.randint(1, 12 << 10) / 1024
+        pieces.pop("", None)
+        fallback = k % 4 > 1
+        vocab = [["<unk>", 0.0], ["<s>", 0.0], ["</s>", 0.0]]
+        vocab += [["<0x%02X>" % b, 0.0] for b in range(256)] if fallback else []
+        known = {v[0] for v in vocab}
+        vocab += [[p, score] for p, score in pieces.items() if p not in known]
+        meta = dict(type="Metaspace", replacement="\u2581", prepend_scheme=("always", "first", "never")[k % 3], split=k < 5)
+        decoders = [dict(type="ByteFallback")] * fallback + [meta]
+        added = [dict(id=i, content=t, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+                 for i, t in enumerate(("<unk>", "<s>", "</s>"))]
+        yield "unigram-%d" % k, dict(
+            version="1.0", truncation=None, padding=None, added_tokens=added, normalizer={"type": "NFC"} if k % 2 else None,
+            pre_tokenizer=meta if k != 4 else None, post_processor=None, decoder=dict(type="Sequence", decoders=decoders),
+            model=dict(type="Unigram", unk_id=0, vocab=vocab, byte_fallback=fallback))
+
+
 def compare(label, spec, tool, rnd, texts):
     hf = Tokenizer.from_str(json.dumps(spec))
     plain = Tokenizer.from_str(json.dumps(spec))
@@ -150,6 +177,9 @@ def main():
         for label, v in variants(name, spec):
             if args.only in label:
                 good = compare(label, v, args.tool, rnd, args.texts) and good
+    for label, spec in unigram_specs(rnd):
+        if args.only in label:
+            good = compare(label, spec, args.tool, rnd, args.texts) and good
     sys.exit(not good)
 
 

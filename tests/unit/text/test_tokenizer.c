@@ -315,6 +315,107 @@ TEST(special_ids_come_from_all_the_files)
     tokenizer_close(tok);
 }
 
+/* --- unigram --- */
+
+enum { PIECES = 24, PIECE_MAX = 4, UNIGRAM_WORD_MAX = 12 };
+
+struct pieces {
+    char text[PIECES][PIECE_MAX + 1]; /* 0 is <unk>, 1..3 are a, b, c */
+    double score[PIECES], unk_score;
+};
+
+/* Random pieces of a, b and c; scores are eighths, so that sums are exact. The text of a tokenizer.json. */
+static void make_pieces(struct pieces *p, struct buf *json)
+{
+    p->unk_score = 0;
+    buf_append_str(json, "{\"decoder\":{\"type\":\"Fuse\"},\"model\":{\"type\":\"Unigram\",\"unk_"
+                         "id\":0,\"vocab\":[");
+    for (int i = 0; i < PIECES; i++) {
+        size_t len = 1 + test_rand_below(PIECE_MAX);
+        for (size_t k = 0; k < len; k++)
+            p->text[i][k] = (char)('a' + test_rand_below(3));
+        p->text[i][len] = 0;
+        if (i < 4)
+            snprintf(p->text[i], PIECE_MAX + 1, "%s",
+                     i ? (i == 1   ? "a"
+                          : i == 2 ? "b"
+                                   : "c")
+                       : "?");
+        for (int k = 1; k < i; k++)
+            if (strcmp(p->text[k], p->text[i]) == 0) snprintf(p->text[i], PIECE_MAX + 1, "_%d", i);
+        p->score[i] = i ? -(double)test_rand_below(80) / 8 : 0;
+        if (p->score[i] < p->unk_score) p->unk_score = p->score[i];
+        buf_printf(json, "%s[\"%s\",%.3f]", i ? "," : "", p->text[i], p->score[i]);
+    }
+    p->unk_score -= 10;
+    buf_append_str(json, "]}}");
+}
+
+/* The best sum of the word from `at` on: every way is tried. */
+static double best_sum(const struct pieces *p, const char *word)
+{
+    double best = -1e9, sum;
+
+    if (!*word) return 0;
+    if (*word == 'd') return p->unk_score + best_sum(p, word + 1);
+    for (int i = 1; i < PIECES; i++) {
+        size_t len = strlen(p->text[i]);
+        if (strncmp(word, p->text[i], len) != 0) continue;
+        sum = p->score[i] + best_sum(p, word + len);
+        if (sum > best) best = sum;
+    }
+    return best;
+}
+
+/* The sum that the ids have, which must spell the word; one unknown token stands for a run of d. */
+static double sum_of(const struct pieces *p, const char *word, const struct token_list *ids)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < ids->count; i++) {
+        const char *piece = p->text[ids->ids[i]];
+        if (ids->ids[i] == 0) {
+            EXPECT_TRUE(*word == 'd');
+            for (; *word == 'd'; word++)
+                sum += p->unk_score;
+            continue;
+        }
+        EXPECT_TRUE(strncmp(word, piece, strlen(piece)) == 0);
+        word += strlen(piece);
+        sum += p->score[ids->ids[i]];
+    }
+    EXPECT_TRUE(!*word);
+    return sum;
+}
+
+TEST(unigram_takes_the_best_of_all_ways)
+{
+    for (int round = 0; round < (test_long() ? 500 : 30); round++) {
+        struct pieces p;
+        struct buf json;
+        struct error err;
+        enum status st;
+
+        buf_init(&json, 0);
+        make_pieces(&p, &json);
+        struct tokenizer *tok = fixture_from_text(buf_cstr(&json), NULL, NULL, &st, &err);
+        if (!tok) fail_msg("%s", err.message);
+        EXPECT_TRUE(strncmp(tokenizer_description(tok), "SentencePiece unigram", 21) == 0);
+        for (int k = 0; k < 40; k++) {
+            char word[UNIGRAM_WORD_MAX + 1] = {0};
+            struct token_list ids = {0};
+            size_t len = 1 + test_rand_below(UNIGRAM_WORD_MAX);
+            for (size_t i = 0; i < len; i++)
+                word[i] = "abcabcabcd"[test_rand_below(10)];
+            EXPECT_OK(tokenizer_encode(tok, slice_str(word), 0, NULL, 0, &ids));
+            EXPECT_NEAR(sum_of(&p, word, &ids), best_sum(&p, word), 1e-12);
+            token_list_fini(&ids);
+        }
+        tokenizer_close(tok);
+        buf_fini(&json);
+    }
+}
+
 /* --- refusals --- */
 
 TEST(what_cannot_be_reproduced_is_refused_by_name)
@@ -326,7 +427,16 @@ TEST(what_cannot_be_reproduced_is_refused_by_name)
         enum status st;
     } cases[] = {
         {"{}", "model", STATUS_CORRUPT},
-        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":{}}}", "Unigram", STATUS_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{}}}", "WordPiece", STATUS_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"WordLevel\",\"vocab\":{}}}", "WordLevel", STATUS_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":{}}}", "1 to", STATUS_CORRUPT},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",\"b\"]],\"unk_id\":0}}",
+         "piece 0 is not a text and a score", STATUS_CORRUPT},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1]],\"unk_id\":1}}", "unk_id",
+         STATUS_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1]]}}", "unk_id", STATUS_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1]],\"unk_id\":0}," DECODER "}",
+         "Unigram model with ByteLevel", STATUS_UNSUPPORTED},
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}," DECODER "}", "no tokens",
          STATUS_CORRUPT},
         {"{" MODEL ",\"normalizer\":{\"type\":\"Lowercase\"}," DECODER "}", "Lowercase",
