@@ -133,7 +133,7 @@ def start_inferd(args):
     for _ in range(600):
         try:
             connection = http.client.HTTPConnection("127.0.0.1", args.port, timeout=5)
-            connection.request("GET", "/health")
+            connection.request("GET", "/ready")
             if connection.getresponse().status == 200:
                 return process
         except OSError:

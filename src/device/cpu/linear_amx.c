@@ -4,14 +4,21 @@
  * multiplied with 16 rows at a time: TDPBSSD gives the 16 x 16 exact integer dots of one 32-block, stored to a buffer,
  * and vectors scale and add them. The scales change every 32 weights, so a TMUL is half as deep as it could be (8 of 16
  * rows of B); what costs is not TMUL but the 16 x {convert, scale, add[, minimum]} per 16 x 16 x 32 products.
- * Sums stay in registers over a span and wait in y between spans. Rows left over go through the VNNI kernel.
+ * Sums stay in registers over a span and wait in y between spans. Rows left over, and batches
+ * of fewer than AMX_ROWS_MIN, go through the VNNI kernel, whose sums are the same.
  * Floor    64 vector instructions of two ports = 32 cycles per 8192 products with a minimum, 24 without.
  * Measured bench/cpu/README.md.  Source: Intel SDM vol. 1, 18; optimisation manual, 20 (AMX). */
 #include "device/cpu/linear_avx512.h"
 
 #include <assert.h>
 
-enum { AMX_ROWS = 16, SPAN_BLOCKS = 64, PHASE_BLOCKS = 4 };
+enum {
+    AMX_ROWS = 16,
+    AMX_ROWS_MIN =
+        48, /* fewer rows do not pay for unpacking a tile to L1: at 16, VNNI is 1.1 to 1.2 times as fast */
+    SPAN_BLOCKS = 64,
+    PHASE_BLOCKS = 4
+};
 
 /* 64 blocks are 2048 columns: 32 KiB of bytes and up to 16 KiB of scales. */
 struct span {
@@ -178,7 +185,7 @@ static amx_tile_fn *const amx_tiles[DTYPE_COUNT] = {
 static void run_amx(const struct linear *linear, const void *input, uint32_t rows, float *y,
                     uint64_t y_stride, uint32_t tile_begin, uint32_t tile_end)
 {
-    const uint32_t whole = rows / AMX_ROWS * AMX_ROWS;
+    const uint32_t whole = rows < AMX_ROWS_MIN ? 0 : rows / AMX_ROWS * AMX_ROWS;
     amx_tile_fn *amx_rows = amx_tiles[linear->weight.dtype];
     vnni_tile_fn *vnni_rows = linear_vnni_tile(linear->weight.dtype);
 
