@@ -41,6 +41,7 @@ int cli_bench(int argc, char **argv)
 
     for (int i = 0; argc >= 2 && i < PROGRAMS; i++)
         if (strcmp(argv[1], programs[i].name) == 0) return programs[i].run(argc - 1, argv + 1);
+    if (argc >= 2 && !help) fprintf(to, "inferd: there is no benchmark '%.40s'\n", argv[1]);
     fprintf(to, "usage (--help of each lists its options):\n");
     for (int i = 0; i < PROGRAMS; i++)
         fprintf(to, "  inferd bench %s\n", programs[i].usage);

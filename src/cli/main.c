@@ -44,6 +44,14 @@ static int print_usage(FILE *to, int status)
     return status;
 }
 
+/* A command whose output did not get through has failed. */
+static int flushed(int status)
+{
+    if (!fflush(stdout) && !ferror(stdout)) return status;
+    fprintf(stderr, "inferd: cannot write to standard output\n");
+    return status ? status : 1;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) return print_usage(stderr, 2);
@@ -55,7 +63,8 @@ int main(int argc, char **argv)
         strcmp(argv[1], "help") == 0)
         return print_usage(stdout, 0);
     for (int i = 0; i < COMMAND_COUNT; i++)
-        if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1);
+        if (strcmp(argv[1], commands[i].name) == 0)
+            return flushed(commands[i].run(argc - 1, argv + 1));
     fprintf(stderr, "inferd: there is no command '%.40s'\n\n", argv[1]);
     return print_usage(stderr, 2);
 }

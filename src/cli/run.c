@@ -1,7 +1,7 @@
 /* run.c - `inferd run MODEL [PROMPT]`: one answer, or a chat, in the terminal.
  *
  * The same engine and device as the daemon's, without HTTP: this thread is the output side of its own requests. Ctrl-C ends
- * the answer; a second one, or the end of input, ends the chat. */
+ * the answer, the end of input (Ctrl-D) the chat. */
 #include <errno.h>
 #include <jansson.h>
 #include <poll.h>
@@ -130,7 +130,7 @@ static enum status print_answer(struct session *s, struct request *r, struct buf
 }
 
 /* One turn: the user's words in, the model's out. */
-static enum status turn(struct session *s, const char *words, struct error *err)
+static enum status turn(struct session *s, const char *words, size_t len, struct error *err)
 {
     struct request *r = NULL;
     struct buf answer;
@@ -138,7 +138,10 @@ static enum status turn(struct session *s, const char *words, struct error *err)
     int64_t from = clock_mono_ns();
     enum status st;
 
-    json_array_append_new(s->messages, json_pack("{s:s, s:s}", "role", "user", "content", words));
+    json_t *message = json_pack("{s:s, s:s%}", "role", "user", "content", words, len);
+    if (!message)
+        return error_set(err, STATUS_INVALID, "the prompt is not valid UTF-8; it must be");
+    json_array_append_new(s->messages, message);
     st = make_request(s, &r, err);
     if (!st) st = engine_submit(s->loaded.engine, r, &retry, err);
     buf_init(&answer, 0);
@@ -152,6 +155,8 @@ static enum status turn(struct session *s, const char *words, struct error *err)
             fprintf(stderr, "\033[2m%u tokens in, %u out, %.1f tokens/s\033[0m\n",
                     r->prompts[0].count, tokens, tokens / seconds);
     }
+    if (st)
+        json_array_remove(s->messages, json_array_size(s->messages) - 1); /* the turn never was */
     if (r) request_unref(r);
     buf_fini(&answer);
     return st;
@@ -178,28 +183,29 @@ static void chat_loop(struct session *s)
         }
         while (len > 0 && (line[len - 1] == '\n' || line[len - 1] == '\r'))
             line[--len] = '\0';
-        if (len > 0 && turn(s, line, &err)) {
-            cli_fail(&err);
-            json_array_remove(s->messages, json_array_size(s->messages) - 1);
-        }
+        if (len > 0 && turn(s, line, (size_t)len, &err)) cli_fail(&err);
     }
     free(line);
     if (tty) fputc('\n', stderr);
 }
 
 /* The words of the command line, or of --prompt-file; NULL: a chat. The caller frees. */
-static enum status prompt_text(const struct config *config, char **out, struct error *err)
+static enum status prompt_text(const struct config *config, char **out, uint64_t *len,
+                               struct error *err)
 {
     struct buf words;
-    uint64_t len;
 
     *out = NULL;
-    if (config->prompt_file) return file_read(config->prompt_file, 16 << 20, out, &len, err);
+    if (config->prompt_file && config->rest.count)
+        return error_set(err, STATUS_INVALID,
+                         "the prompt is given twice: by --prompt-file and by words; one is enough");
+    if (config->prompt_file) return file_read(config->prompt_file, 16 << 20, out, len, err);
     if (!config->rest.count) return STATUS_OK;
     buf_init(&words, 0);
     for (uint32_t i = 0; i < config->rest.count; i++)
         buf_printf(&words, "%s%s", i ? " " : "", config->rest.items[i]);
     *out = strdup(buf_cstr(&words));
+    *len = words.len;
     buf_fini(&words);
     return *out ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for the prompt");
 }
@@ -210,6 +216,7 @@ int cli_run(int argc, char **argv)
     struct session s = {.config = &config, .bell.event_fd = -1};
     struct error err;
     char *prompt = NULL;
+    uint64_t prompt_len = 0;
     enum status st = config_parse(argc, argv, &config, &err);
 
     if (st) return cli_fail(&err) + 1;
@@ -230,11 +237,11 @@ int cli_run(int argc, char **argv)
     if (config.system_prompt)
         json_array_append_new(
             s.messages, json_pack("{s:s, s:s}", "role", "system", "content", config.system_prompt));
-    st = prompt_text(&config, &prompt, &err);
+    st = prompt_text(&config, &prompt, &prompt_len, &err);
     if (!st && output_bell_init(&s.bell))
         st = error_set(&err, STATUS_IO, "no event descriptor: %s", strerror(errno));
     if (!st) st = load_open(&config, &s.loaded, &err);
-    if (!st && prompt) st = turn(&s, prompt, &err);
+    if (!st && prompt) st = turn(&s, prompt, prompt_len, &err);
     if (!st && !prompt) chat_loop(&s);
     load_close(&s.loaded);
     if (s.bell.event_fd >= 0) output_bell_fini(&s.bell);

@@ -67,6 +67,7 @@ static void make_fingerprint(struct server *s)
         h = hash_bytes(view->name, strlen(view->name), h ^ (uint64_t)view->dtype);
         h = hash_bytes(view->dims, sizeof *view->dims * view->dim_count, h);
         h = hash_bytes(view->data, view->bytes < 256 ? view->bytes : 256, h);
+        weights_drop_pages(w, view); /* reading a byte brings its neighbours in */
     }
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%012llx", (unsigned long long)(h >> 16));
 }
@@ -147,6 +148,18 @@ static void *load_thread(void *arg)
     s->load_state = load_open(s->config, &s->loaded, &s->load_error) ? 2 : 1;
     kill(getpid(), SIGCHLD); /* wakes the main thread, which has it blocked */
     return NULL;
+}
+
+/* A page of the model's file could not be read: somebody has cut the file short, or the disk fails. Nothing can be trusted
+ * any more; only calls that are safe in a signal handler. */
+static void on_bus_error(int signal_number)
+{
+    static const char text[] = "error engine lost reason=\"a model file was cut short or cannot be "
+                               "read while it is served\"\n";
+
+    (void)signal_number;
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(EXIT_LOST);
+    _exit(EXIT_LOST);
 }
 
 /* Everything that an answer needs is there. */
@@ -237,6 +250,7 @@ static int serve(struct server *s, struct error *err)
     int status = 1;
 
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGBUS, on_bus_error);
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);

@@ -78,7 +78,7 @@ static unsigned distance(const char *a, const char *b)
     return row[n];
 }
 
-const char *config_nearest(const char *name)
+const char *config_nearest_within(const char *name, unsigned edits_max)
 {
     static char best[64];
     unsigned least = 99;
@@ -94,7 +94,12 @@ const char *config_nearest(const char *name)
             memcpy(best, flag, sizeof best);
         }
     }
-    return least <= 2 + strlen(bare) / 5 ? best : NULL;
+    return least <= edits_max ? best : NULL;
+}
+
+const char *config_nearest(const char *name)
+{
+    return config_nearest_within(name, 2 + (unsigned)strlen(name + strspn(name, "-")) / 5);
 }
 
 static enum status wrong(const struct option *o, const char *where, const char *text,

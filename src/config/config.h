@@ -59,6 +59,8 @@ enum status config_read_file(struct config *config, const char *path, struct err
 int config_find(const char *name);
 /* The name nearest to `name`, or NULL when none is near. */
 const char *config_nearest(const char *name);
+/* The same, at most so many edits away (letters changed, left out or put in). */
+const char *config_nearest_within(const char *name, unsigned edits_max);
 
 /* --- what else the environment tells --- */
 /* A model argument as a path: itself when it exists; else the snapshot of that id in the local hub cache (HF_HUB_CACHE,

@@ -17,9 +17,30 @@ static enum status set_defaults(struct config *c, struct error *err)
     return st;
 }
 
+extern char **environ;
+
+/* A variable INFERD_X that is no option but nearly one is a slip of the pen; other programs' INFERD_X are theirs. */
+static enum status check_environment(struct error *err)
+{
+    for (char **v = environ; *v; v++) {
+        char name[80];
+        size_t n = strcspn(*v, "=");
+        if (strncmp(*v, "INFERD_", 7) != 0 || n < 8 || n - 7 >= sizeof name) continue;
+        for (size_t i = 7; i <= n; i++)
+            name[i - 7] =
+                i == n ? '\0' : (char)((*v)[i] >= 'A' && (*v)[i] <= 'Z' ? (*v)[i] + 32 : (*v)[i]);
+        const char *near = config_find(name) < 0 ? config_nearest_within(name, 2) : NULL;
+        if (near)
+            return error_set(err, STATUS_INVALID,
+                             "%.*s: there is no such option; did you mean the variable of --%s?",
+                             (int)n, *v, near);
+    }
+    return STATUS_OK;
+}
+
 static enum status set_from_environment(struct config *c, struct error *err)
 {
-    enum status st = STATUS_OK;
+    enum status st = check_environment(err);
     char name[80];
 
     for (uint32_t i = 0; i < config_option_count && !st; i++) {

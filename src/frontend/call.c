@@ -2,6 +2,7 @@
 #include "frontend/call.h"
 
 #include <stdio.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -38,7 +39,10 @@ struct call *call_create(struct conn *conn, const char *target)
 
 static void release_body(struct call *call)
 {
+    bool large = call->body.cap > 1 << 20;
+
     buf_fini(&call->body);
+    if (large) malloc_trim(0); /* what a large body and its JSON took goes back to the system */
     if (call->body_reserved) atomic_fetch_sub(&call->frontend->body_bytes, call->body_reserved);
     call->body_reserved = 0;
 }

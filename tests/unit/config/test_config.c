@@ -83,6 +83,27 @@ TEST(a_wrong_name_is_told_the_nearest_right_one)
                "--xyzzyplugh: there is no such option (inferd serve --help lists them)");
 }
 
+TEST(a_misspelt_variable_is_told_and_a_foreign_one_is_left_alone)
+{
+    struct config c;
+    struct error err;
+
+    setenv("INFERD_KV_CACHE_MEMROY", "4GiB", 1);
+    EXPECT_EQ(PARSE(&c, &err, "m"), STATUS_INVALID);
+    EXPECT_STR(err.message, "INFERD_KV_CACHE_MEMROY: there is no such option; did you mean the "
+                            "variable of --kv-cache-memory?");
+    unsetenv("INFERD_KV_CACHE_MEMROY");
+    static const char *const foreign[] = {
+        "INFERD_SMOLLM2",   "INFERD_TEST_LONG",   "INFERD_TEST_SEED",
+        "INFERD_BIN",       "INFERD_GOLDEN",      "INFERD_FUZZ_SECONDS",
+        "INFERD_FUZZ_KEEP", "INFERD_BUILD_TESTS", "INFERD_CACHE"};
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        setenv(foreign[i], "1", 0);
+        EXPECT_OK_ERR(PARSE(&c, &err, "m"), &err);
+        config_fini(&c);
+    }
+}
+
 TEST(a_wrong_value_is_told_the_bounds)
 {
     struct config c;
