@@ -7,6 +7,7 @@
  * Exit status: 0 stopped as asked; 1 could not start; 2 wrong usage; 3 the device or engine was lost while serving.
  * Threads: main waits for signals; the model loads on a thread of its own, so that a signal while loading ends it. */
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -169,6 +170,7 @@ static void become_ready(struct server *s)
     const struct config *c = s->config;
 
     make_fingerprint(s);
+    malloc_trim(0); /* what loading took and gave back */
     s->names_one[0] = l->name;
     s->model = (struct api_model){
         .names = c->served_model_name.count ? c->served_model_name.items : s->names_one,

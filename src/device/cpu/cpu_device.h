@@ -132,6 +132,7 @@ struct cpu_device {
     const struct step_masks *masks;
     struct cpu_flight *flight;
     uint32_t tile_count;
+    uint32_t embedded_rows; /* since the embedding's file pages were given back */
 };
 
 /* --- cpu_layout.c --- */
