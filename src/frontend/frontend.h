@@ -53,7 +53,7 @@ void frontend_set_ready(struct frontend *frontend, struct engine *engine,
 
 /* /ready turns 503, new generation requests get 503 server_draining; running ones go on. */
 void frontend_drain(struct frontend *frontend);
-/* Requests that are being read, computed or sent. */
+/* Requests that have been read whole and are being computed or sent. */
 uint32_t frontend_busy(const struct frontend *frontend);
 
 /* Ends open streams with an error event, other requests with 503, waits up to 2 s for bytes on their way, closes all

@@ -37,7 +37,6 @@ void *http_request_line(void *cls, const char *target, struct MHD_Connection *mh
     call->frontend = cls;
     conn->call = call;
     conn->since_ns = clock_mono_ns();
-    atomic_fetch_add(&call->frontend->busy, 1);
     return call;
 }
 
@@ -54,7 +53,7 @@ void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
     call->conn->call = NULL;
     call->conn->since_ns = clock_mono_ns();
     call->conn->fresh = false;
-    atomic_fetch_sub(&f->busy, 1);
+    if (call->received_ns) atomic_fetch_sub(&f->busy, 1);
     call_destroy(call);
     *con_cls = NULL;
 }
@@ -238,9 +237,16 @@ static enum MHD_Result refuse_body(struct call *call)
 
 /* --- the last call: all has been read --- */
 
-static enum MHD_Result start_parsing(struct call *call, struct MHD_Connection *mhd)
+/* From here until its answer is sent the call is one that a drain waits for; half a request is none. */
+static void mark_received(struct call *call)
 {
     call->received_ns = clock_mono_ns();
+    atomic_fetch_add(&call->frontend->busy, 1);
+}
+
+static enum MHD_Result start_parsing(struct call *call, struct MHD_Connection *mhd)
+{
+    mark_received(call);
     call->state = CALL_PARSING;
     struct frontend *f = call->frontend;
 
@@ -258,7 +264,7 @@ static enum MHD_Result last_call(struct call *call, struct MHD_Connection *mhd)
 {
     if (call->state == CALL_BODY) {
         if (!call->fault.http_status && call->method == HTTP_POST) return start_parsing(call, mhd);
-        call->received_ns = clock_mono_ns();
+        mark_received(call);
         if (!call->fault.http_status) service_answer(call);
         return queue_answer(call, mhd);
     }

@@ -207,7 +207,7 @@ static void close_conn(struct io_thread *io, struct conn *conn)
     epoll_ctl(io->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
     io->closed_one = true;
     if (conn->call) { /* its head was never whole */
-        atomic_fetch_sub(&io->frontend->busy, 1);
+        if (conn->call->received_ns) atomic_fetch_sub(&io->frontend->busy, 1);
         forget_again(io, conn->call);
         call_destroy(conn->call);
     }
