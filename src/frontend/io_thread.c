@@ -398,13 +398,15 @@ static void wind_down(struct io_thread *io)
             if (conn->call) call_end(conn->call);
         turn(io, 20);
     }
-    for (struct conn *conn = io->conns; conn; conn = conn->next)
-        if (conn->call) call_vanish(conn->call);
-    while (any_call(
-        io,
-        true)) /* text threads still have some: libmicrohttpd must not end with suspended ones */
-        turn(io, 20);
-    MHD_run(io->mhd);
+    /* libmicrohttpd must not end with suspended connections: text threads may still have some, and a run of it may suspend
+     * one more (a request that came whole just now), so the last run is the one after which there is none. */
+    do {
+        for (struct conn *conn = io->conns; conn; conn = conn->next)
+            if (conn->call) call_vanish(conn->call);
+        while (any_call(io, true))
+            turn(io, 20);
+        MHD_run(io->mhd);
+    } while (any_call(io, true));
 }
 
 static void *io_main(void *arg)
