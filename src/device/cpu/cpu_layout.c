@@ -82,6 +82,8 @@ static void carve_stage(struct carver *c, const struct stage *plan, enum cpu_num
     struct cpu_stage stage = {.plan = plan, .linear_count = w.count};
     uint32_t y_at = 0;
 
+    /* Int8 activations cost most where their error meets the logits: near ties fall the other way. The head keeps float32. */
+    if (plan->kind == STAGE_HEAD) numerics = CPU_EXACT;
     for (uint32_t i = 0; i < w.count; i++) {
         uint64_t bytes = linear_packed_bytes(w.weights[i], numerics, isa);
         stage.packed[i] = carve(c, CPU_WEIGHTS, bytes);

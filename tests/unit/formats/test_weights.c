@@ -534,5 +534,7 @@ TEST(a_vocabulary_of_49000_pieces_opens_at_once)
         EXPECT_TRUE(s.len > 0);
         weights_close(w);
     }
+#ifndef INFERD_SANITIZED /* a sanitizer's code takes many times as long */
     EXPECT_TRUE(best < 20000000);
+#endif
 }
