@@ -82,8 +82,6 @@ static void carve_stage(struct carver *c, const struct stage *plan, enum cpu_num
     struct cpu_stage stage = {.plan = plan, .linear_count = w.count};
     uint32_t y_at = 0;
 
-    /* Int8 activations cost most where their error meets the logits: near ties fall the other way. The head keeps float32. */
-    if (plan->kind == STAGE_HEAD) numerics = CPU_EXACT;
     for (uint32_t i = 0; i < w.count; i++) {
         uint64_t bytes = linear_packed_bytes(w.weights[i], numerics, isa);
         stage.packed[i] = carve(c, CPU_WEIGHTS, bytes);
@@ -184,10 +182,12 @@ static void carve_activations(struct carver *c, const struct plan *plan,
     b->attn = carve(c, CPU_ACTIVATIONS, rows * b->attn_max * f);
     b->gate = carve(c, CPU_ACTIVATIONS, rows * plan->ffn_max * f);
     b->up = carve(c, CPU_ACTIVATIONS, rows * plan->ffn_max * f);
+    /* the head reads each of its rows twice: its int8 form and what that left out */
+    uint64_t input_rows = max_u64(rows, 2ull * limits->logits_max);
     for (uint32_t k = 0; k < LINEAR_INPUT_COUNT; k++)
-        b->inputs[k] =
-            carve(c, CPU_ACTIVATIONS,
-                  input_cols[k] ? rows * linear_input_row_bytes(k, (uint32_t)input_cols[k]) : 0);
+        b->inputs[k] = carve(
+            c, CPU_ACTIVATIONS,
+            input_cols[k] ? input_rows * linear_input_row_bytes(k, (uint32_t)input_cols[k]) : 0);
     b->row_segment = carve(c, CPU_ACTIVATIONS, rows * sizeof(uint32_t));
     b->tiles = carve(c, CPU_ACTIVATIONS, rows * sizeof *b->tiles);
     b->parts =

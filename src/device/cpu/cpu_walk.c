@@ -335,6 +335,22 @@ static uint32_t output_row(const struct step *step, uint32_t output)
            segments[low].output_first;
 }
 
+/* The head keeps two int8 parts of each activation: an error of one part would meet the logits unfiltered, and near ties
+ * would fall the other way. The rests stand behind the rows in the input. */
+static void prepare_head_rests(struct stage_job *j, uint32_t begin, uint32_t end)
+{
+    struct cpu_device *d = j->d;
+    uint32_t cols = j->s->linears[0].weight.cols;
+    char *input = d->b.inputs[LINEAR_INPUT_Q8];
+
+    for (uint32_t i = begin; i < end; i++) {
+        float *h = d->b.h + (uint64_t)i * d->plan->hidden;
+        linear_residual(h, cols, input, i, h);
+    }
+    linear_prepare(LINEAR_INPUT_Q8, d->isa, d->b.h, d->plan->hidden, cols,
+                   input + j->rows * linear_input_row_bytes(LINEAR_INPUT_Q8, cols), begin, end);
+}
+
 static void norm_outputs(void *ctx, uint32_t begin, uint32_t end, uint32_t thread)
 {
     struct stage_job *j = ctx;
@@ -352,6 +368,33 @@ static void norm_outputs(void *ctx, uint32_t begin, uint32_t end, uint32_t threa
             memcpy(d->b.h + i * hidden, x, hidden * sizeof(float));
     }
     prepare_rows(j, d->b.h, hidden, begin, end);
+    if (linear_input_kind(&j->s->linears[0]) == LINEAR_INPUT_Q8) prepare_head_rests(j, begin, end);
+}
+
+/* Adds to the logits of outputs [begin, end) of tiles what the int8 rows left out. */
+static void add_head_rests(const struct stage_job *j, uint32_t begin, uint32_t end)
+{
+    enum { ROWS = 32, COLS = 512 };
+    const struct linear *l = &j->s->linears[0];
+    uint64_t row_bytes = linear_input_row_bytes(LINEAR_INPUT_Q8, l->weight.cols),
+             stride = j->d->plan->vocab_rows;
+    uint32_t first = begin * l->tile_rows, last = end * l->tile_rows;
+    _Alignas(64) float rests[ROWS * COLS];
+
+    if (last > l->weight.rows) last = l->weight.rows;
+    assert(last - first <= COLS);
+    for (uint32_t r = 0; r < j->rows; r += ROWS) {
+        uint32_t rows = j->rows - r < ROWS ? j->rows - r : ROWS;
+        const void *input = (const char *)input_of(j, 0) + (j->rows + r) * row_bytes;
+        /* linear_run counts outputs from the weight's first: output `first` is to land at rests[0] */
+        float *y = (float *)((uintptr_t)rests - first * sizeof(float));
+        linear_run(l, input, rows, y, COLS, begin, end);
+        for (uint32_t i = 0; i < rows; i++) {
+            float *logits = &j->d->flight->logits[(r + i) * stride];
+            for (uint32_t n = first; n < last; n++)
+                logits[n] += rests[i * COLS + n - first];
+        }
+    }
 }
 
 static void head_tiles(void *ctx, uint32_t begin, uint32_t end, uint32_t thread)
@@ -363,7 +406,14 @@ static void head_tiles(void *ctx, uint32_t begin, uint32_t end, uint32_t thread)
     uint64_t stride = j->d->plan->vocab_rows;
 
     (void)thread;
-    linear_run(l, input_of(j, 0), j->rows, j->d->flight->logits, stride, begin, end);
+    uint32_t step = 512 / l->tile_rows ? 512 / l->tile_rows
+                                       : 1; /* weights of a piece stay in the second cache */
+    bool two_parts = linear_input_kind(l) == LINEAR_INPUT_Q8;
+    for (uint32_t t = begin; t < end; t += step) {
+        uint32_t to = t + step < end ? t + step : end;
+        linear_run(l, input_of(j, 0), j->rows, j->d->flight->logits, stride, t, to);
+        if (two_parts) add_head_rests(j, t, to);
+    }
     if (head->logit_scale == 1 && head->softcap == 0) return;
     for (uint32_t r = 0; r < j->rows; r++)
         for (uint32_t n = begin * l->tile_rows; n < last; n++) {

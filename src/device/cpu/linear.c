@@ -178,6 +178,16 @@ void linear_prepare(enum linear_input kind, enum cpu_isa isa, const float *x, ui
         prepare_row(kind, isa, x + row * x_stride, cols, (uint8_t *)input + row * bytes);
 }
 
+void linear_residual(const float *x, uint32_t cols, const void *input, uint32_t row,
+                     float *residual)
+{
+    const int8_t *q = q8_row_q(input, row, cols);
+    const struct q8_block *blocks = q8_row_blocks(input, row, cols);
+
+    for (uint32_t k = 0; k < cols; k++)
+        residual[k] = x[k] - blocks[k / QBLOCK].dx * (float)q[k];
+}
+
 void linear_run(const struct linear *linear, const void *input, uint32_t rows, float *y,
                 uint64_t y_stride, uint32_t tile_begin, uint32_t tile_end)
 {

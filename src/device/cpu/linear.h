@@ -63,6 +63,11 @@ uint64_t linear_input_row_bytes(enum linear_input kind, uint32_t cols);
 void linear_prepare(enum linear_input kind, enum cpu_isa isa, const float *x, uint64_t x_stride,
                     uint32_t cols, void *input, uint32_t row_begin, uint32_t row_end);
 
+/* LINEAR_INPUT_Q8 alone: residual[k] = x[k] - what prepared row `row` of input holds of it. Prepared in its turn, it gives
+ * the activation in two int8 parts, 15 bits in all. residual may be x. */
+void linear_residual(const float *x, uint32_t cols, const void *input, uint32_t row,
+                     float *residual);
+
 /* y[r][n] = sum_k x[r][k] W[n][k] for all rows and the n of tiles [tile_begin, tile_end). y_stride in floats. */
 void linear_run(const struct linear *linear, const void *input, uint32_t rows, float *y,
                 uint64_t y_stride, uint32_t tile_begin, uint32_t tile_end);
