@@ -8,7 +8,9 @@
 #include "base/file_map.h"
 #include "base/log.h"
 
-enum { CALIBRATE_MS = 300 }; /* forty steps of a GPU, a few of a CPU */
+enum {
+    CALIBRATE_MS = 300
+}; /* forty steps of a GPU; a CPU would see a few only, and is ready sooner without */
 
 /* "null:500" -> the number behind the colon; false when it is no plain number. */
 static bool device_number(const char *text, size_t name_len, uint32_t *out)
@@ -212,7 +214,7 @@ static enum status start_engine(const struct config *config, struct loaded *l, s
         .target_throughput = (uint32_t)config->target_throughput,
         .class_age_us = (uint32_t)(config->class_age_ms * 1000),
         .max_itl_us = (uint32_t)(config->max_itl_ms * 1000),
-        .calibrate_ms = CALIBRATE_MS,
+        .calibrate_ms = l->device_options.kind == DEVICE_CUDA ? CALIBRATE_MS : 0,
         .pins = l->pins,
         .pin_count = l->pin_count,
         .pin_s = (uint32_t)config->pin_ttl_s,
