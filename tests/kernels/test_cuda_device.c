@@ -173,7 +173,7 @@ static void check_company(const char *model, enum dtype type)
     }
     snprintf(path, sizeof path, "%s", found);
     options.device.batch_invariant = true; /* algorithms by rule, not by the clock */
-    for (int run = 0; run < 3; run++) { /* graphs; graphs again; launch by launch */
+    for (int run = 0; run < 3; run++) {    /* graphs; graphs again; launch by launch */
         options.device.enforce_eager = run == 2;
         harness_open(&h, path, &options);
         /* without TMA the library runs few rows too, and chooses by their number */

@@ -449,17 +449,14 @@ INLINE void ISA(attend_span)(const struct attend_tile *tile, uint32_t t, uint32_
         if (!any) continue;
         ISA(some_scores)(q, count, span, half, tile->head_dim, s);
         for (uint32_t i = 0; i < count; i++)
-            if (lo[i] < hi[i])
-                ISA(fold)
-                (tile, s[0][i], s[1][i], s[2][i], s[3][i], lo[i], hi[i], p + i * KV_SPAN, state,
-                 first + i);
+            if (lo[i] < hi[i]) ISA(fold)
+        (tile, s[0][i], s[1][i], s[2][i], s[3][i], lo[i], hi[i], p + i * KV_SPAN, state, first + i);
         for (uint32_t i = 0; i < count; i += same) {
             for (same = 1; i + same < count && lo[i + same] == lo[i] && hi[i + same] == hi[i];)
                 same++;
-            if (lo[i] < hi[i])
-                ISA(some_values)
-                (p + i * KV_SPAN, same, lo[i], hi[i], span, half, tile->dim_padded,
-                 state->acc + (uint64_t)(first + i) * tile->dim_padded);
+            if (lo[i] < hi[i]) ISA(some_values)
+            (p + i * KV_SPAN, same, lo[i], hi[i], span, half, tile->dim_padded,
+             state->acc + (uint64_t)(first + i) * tile->dim_padded);
         }
     }
 }
