@@ -68,6 +68,8 @@ OPTIONS = {
     "uds": ("--uds", "uds"),
     "load_ms": (None, "load_ms"),
     "drain_ms": (None, "drain_ms"),
+    "fault": ("--inject-fault", None),
+    "step_timeout_s": ("--step-timeout-s", None),
 }
 
 
