@@ -214,9 +214,10 @@ static enum status size_limits(const struct config *config, struct loaded *l, st
 static void log_memory(const struct loaded *l)
 {
     for (uint32_t i = 0; i < l->memory.line_count; i++)
-        log_info("memory", "what=\"%s\" bytes=%llu%s", l->memory.lines[i].name,
+        log_info("memory", "what=\"%s\" bytes=%llu%s%s", l->memory.lines[i].name,
                  (unsigned long long)l->memory.lines[i].bytes,
-                 l->memory.lines[i].host ? " host=1" : "");
+                 l->memory.lines[i].host ? " host=1" : "",
+                 l->memory.lines[i].estimate ? " estimate=1" : "");
     log_info("memory total", "device_bytes=%llu host_bytes=%llu kv_tokens=%llu max_model_len=%u",
              (unsigned long long)l->memory.device_bytes, (unsigned long long)l->memory.host_bytes,
              (unsigned long long)l->limits.kv_blocks[0] * l->plan->groups[0].block_tokens,

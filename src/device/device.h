@@ -33,9 +33,8 @@ struct device_options {
         isa; /* CPU: NULL = best; "generic", "avx2", "avx512", "avx512-vnni", "amx": for tests and benchmarks */
     uint32_t null_step_us; /* null: time of a step, 0 = at once */
     int ordinal;           /* CUDA device number */
-    enum dtype
-        compute_dtype;    /* CUDA: DTYPE_BF16 or DTYPE_F16; DTYPE_F32: what suits the stored weights
-                                 (cuda_compute_dtype) */
+    /* CUDA: DTYPE_BF16 or DTYPE_F16; DTYPE_F32: what suits the stored weights (cuda_compute_dtype) */
+    enum dtype compute_dtype;
     bool enforce_eager;   /* CUDA: no graphs */
     bool batch_invariant; /* CUDA; the CPU always is */
     uint32_t

@@ -71,7 +71,7 @@ static void write_row(struct loader *l, const struct plan_weight *w, uint32_t ro
                       uint16_t *to, uint32_t padded)
 {
     const void *from = (const char *)w->data + row * w->row_stride;
-    enum dtype want = l->d->options.compute_dtype;
+    enum dtype want = l->d->compute_dtype;
     float *values = l->scratch[thread];
 
     if (w->dtype == want) {
@@ -156,7 +156,7 @@ static enum status load_matrix(struct loader *l, const struct cuda_matrix *m, st
             return error_set(err, STATUS_UNSUPPORTED,
                              "made-up weights on the CUDA device are of a float type; %s is %s",
                              w->name, dtype_info(w->dtype)->name);
-        l->converted |= w->dtype != l->d->options.compute_dtype;
+        l->converted |= w->dtype != l->d->compute_dtype;
         from_host |= w->data != NULL;
         for (uint32_t r = 0; r < w->rows; r++)
             l->sources[place(&l->parts[i], r)] = (struct source){i, r};
@@ -348,7 +348,7 @@ enum status cuda_load_weights(struct cuda_device *d, struct error *err)
     if (!st && l.converted)
         log_info("weights converted",
                  "stored types that the CUDA device does not compute in were rounded to %s at load",
-                 dtype_info(d->options.compute_dtype)->name);
+                 dtype_info(d->compute_dtype)->name);
     for (int i = 0; i < 2; i++)
         if (l.sent[i]) cudaEventDestroy(l.sent[i]);
     cpu_pool_destroy(l.pool);
