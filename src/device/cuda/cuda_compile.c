@@ -150,6 +150,9 @@ static cudaError_t capture(struct cuda_device *d, uint32_t bucket)
     inside = cuda_forward_run(d, &f);
     e = cudaStreamEndCapture(d->ctx.stream, &graph);
     if (!e) e = inside;
+    size_t nodes = 0;
+    if (!e) e = cudaGraphGetNodes(graph, NULL, &nodes);
+    d->graph_launches[bucket] = (uint32_t)nodes;
     if (!e) e = cudaGraphInstantiate(&d->graphs[bucket], graph, 0);
     if (!e) e = cudaGraphUpload(d->graphs[bucket], d->ctx.stream);
     if (graph) cudaGraphDestroy(graph);

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <nvtx3/nvToolsExt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +118,9 @@ static void *wait_main(void *arg)
         pthread_mutex_unlock(&d->lock);
         if (!more) return NULL;
         uint32_t index = (uint32_t)(seq_no % d->limits.steps_inflight);
+        nvtxRangePushA("wait for step");
         finish(d, index);
+        nvtxRangePop();
         atomic_store(&d->last_step_ns, d->flights[index].result.ended_ns);
         atomic_fetch_add(&d->steps_done, 1);
         pthread_mutex_lock(&d->lock);
