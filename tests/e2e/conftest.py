@@ -70,6 +70,8 @@ OPTIONS = {
     "drain_ms": (None, "drain_ms"),
     "fault": ("--inject-fault", None),
     "step_timeout_s": ("--step-timeout-s", None),
+    "numerics": ("--cpu-numerics", None),
+    "dtype": ("--dtype", None),
 }
 
 
