@@ -39,6 +39,11 @@ void device_set_notify(struct device *device, void (*notify)(void *ctx), void *c
     device->notify_ctx = ctx;
 }
 
+void device_begin_thread(struct device *device)
+{
+    if (device->ops->begin_thread) device->ops->begin_thread(device);
+}
+
 enum status device_submit_body(struct device *device, const struct step *step)
 {
     return device->ops->submit_body(device, step);

@@ -70,6 +70,9 @@ enum status device_compile(struct device *device, const struct plan *plan,
 /* Called on a device thread, after a step's result can be taken. Set before the first step. */
 void device_set_notify(struct device *device, void (*notify)(void *ctx), void *ctx);
 
+/* Called once by a thread before it submits its first step: what a driver takes for each thread it takes now. */
+void device_begin_thread(struct device *device);
+
 /* Never block; STATUS_FULL when steps_inflight steps are out. The step and its masks are borrowed
  * until its result is released. A step outside of the limits is the caller's bug (assert with step_check's sentence). */
 enum status device_submit_body(struct device *device, const struct step *step);
@@ -111,6 +114,7 @@ struct device_ops {
     enum status (*kv_copy_out)(struct device *, uint32_t group, uint32_t block, void *bytes);
     enum status (*kv_copy_in)(struct device *, uint32_t group, uint32_t block, const void *bytes);
     uint64_t (*memory_bytes)(const struct device *); /* NULL: the host's memory */
+    void (*begin_thread)(struct device *);           /* NULL: nothing to do */
 };
 struct device {
     const struct device_ops *ops;

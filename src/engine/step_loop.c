@@ -388,6 +388,7 @@ void *step_loop(void *engine)
 {
     struct engine *e = engine;
 
+    device_begin_thread(e->device);
     malloc_count_watch(&e->late_mallocs);
     for (;;) {
         uint32_t seen = notify_count(e->wake);

@@ -122,7 +122,8 @@ def test_memory_taken_late_is_counted_and_none_is_without_a_fault(start, device)
         assert metrics["inferd_steps_total"] >= FAULT_STEP
         if not daemon.sanitized or device == "cuda":
             assert metrics["inferd_device_late_allocations_total"] == wanted
-        assert metrics["inferd_step_path_allocations_total"] == 0
+        if not fault:  # cudaMalloc itself takes host memory, on the engine's thread
+            assert metrics["inferd_step_path_allocations_total"] == 0
         assert daemon.terminate() == 0
 
 

@@ -15,7 +15,7 @@
 #include "fault.h"
 
 /* How often free memory is looked at: a call of some microseconds, but into the driver. */
-static const int64_t LOOK_NS = 10ll * 1000000000;
+static const int64_t LOOK_NS = 5ll * 1000000000;
 enum { FAULT_SPIN_S = 20 };
 /* How long the waiting thread sleeps between looks: far below a step, and no burnt core. */
 static const long POLL_NS = 5000;
@@ -143,6 +143,23 @@ static void make_current(const struct cuda_device *d)
 
     if (current != d->options.ordinal && !cudaSetDevice(d->options.ordinal))
         current = d->options.ordinal;
+}
+
+/* The runtime takes some host memory at a thread's first calls; a step of padding alone has all of them. */
+static void begin_thread(struct device *device)
+{
+    struct cuda_device *d = of(device);
+
+    make_current(d);
+    cudaStreamQuery(d->ctx.stream);
+    cudaEventRecord(d->flights[0].uploaded, d->upload);
+    cudaStreamWaitEvent(d->ctx.stream, d->flights[0].uploaded, 0);
+    cudaMemsetAsync(d->b.positions, 0xff, d->b.rows * 4ull,
+                    d->ctx.stream); /* rows of no sequence */
+    for (uint32_t g = 0; g < d->plan->group_count; g++)
+        cudaMemsetAsync(d->b.groups[g].kv_slots, 0xff, d->b.rows * 4ull, d->ctx.stream);
+    if (d->graphs[0]) cudaGraphLaunch(d->graphs[0], d->ctx.stream);
+    cudaStreamSynchronize(d->ctx.stream);
 }
 
 /* What --inject-fault asks for, as the hardware and the runtime would have it. */
@@ -425,6 +442,7 @@ enum status device_open_cuda(const struct device_options *options, struct device
         .kv_copy_out = kv_copy_out,
         .kv_copy_in = kv_copy_in,
         .memory_bytes = memory_bytes,
+        .begin_thread = begin_thread,
     };
     struct cuda_device *d = calloc(1, sizeof *d);
     pthread_condattr_t mono;

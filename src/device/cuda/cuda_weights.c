@@ -18,7 +18,7 @@
 enum {
     PARTS_MAX = 3,
     THREADS_MAX = 16,
-    AHEAD_THREADS = 8,
+    AHEAD_THREADS = 6,
     ALTERNATE_BYTES = 2 << 20,
     SCRATCH_SLACK = 256
 };
@@ -385,6 +385,8 @@ static enum status begin(struct loader *l, struct error *err)
     uint32_t rows_max = 1, threads = cpu_limit_processors();
     enum status st;
 
+    threads -= threads > AHEAD_THREADS ? AHEAD_THREADS
+                                       : 0; /* who waits for a whole chunk wants no rivals */
     threads = threads > THREADS_MAX ? THREADS_MAX : threads;
     measure(l, &rows_max);
     st = list_reading(l, err);
@@ -406,8 +408,7 @@ enum status cuda_load_weights(struct cuda_device *d, struct error *err)
     struct loader l = {.d = d};
     enum status st = begin(&l, err);
 
-    if (!st && d->options.progress)
-        d->options.progress(d->options.progress_ctx, 0, l.total_bytes);
+    if (!st && d->options.progress) d->options.progress(d->options.progress_ctx, 0, l.total_bytes);
     if (!st) read_ahead_start(l.ahead, AHEAD_THREADS, AHEAD_BYTES);
     for (uint32_t i = 0; !st && i < d->plan->stage_count; i++) {
         const struct cuda_matrix *m = own_matrix(&l, &d->b.stages[i]);
