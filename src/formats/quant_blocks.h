@@ -71,6 +71,8 @@ float f16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);
 float bf16_to_f32(uint16_t bits);
 uint16_t f32_to_bf16(float value);
+/* `count` of them, to the same bits, at the processor's own speed. half: DTYPE_F16 or DTYPE_BF16. */
+void f32_row_to_half(enum dtype half, const float *from, uint64_t count, uint16_t *to);
 /* OCP 8-bit floats: E4M3 has no infinity and its NaN is 0x7F or 0xFF; E5M2 is the upper byte of an f16. */
 float f8_e4m3_to_f32(uint8_t bits);
 float f8_e5m2_to_f32(uint8_t bits);

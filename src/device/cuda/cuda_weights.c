@@ -95,8 +95,7 @@ static void write_row(struct loader *l, const struct plan_weight *w, uint32_t ro
         memcpy(to, from, (size_t)w->cols * 2);
     } else {
         quant_row_to_f32(w->dtype, from, w->cols, values);
-        for (uint32_t i = 0; i < w->cols; i++)
-            to[i] = want == DTYPE_BF16 ? f32_to_bf16(values[i]) : f32_to_f16(values[i]);
+        f32_row_to_half(want, values, w->cols, to);
     }
     memset(to + w->cols, 0, (size_t)(padded - w->cols) * 2);
 }

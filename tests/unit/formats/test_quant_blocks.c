@@ -189,6 +189,34 @@ TEST(encoders_take_the_nearest_code_and_the_even_one_of_two)
     }
 }
 
+TEST(rows_of_halves_are_what_single_numbers_give)
+{
+    enum { COUNT = 1037 };
+    float from[COUNT];
+    uint16_t to[COUNT + 1];
+    int rounds = test_long() ? 20000 : 400;
+
+    for (int round = 0; round < rounds; round++) {
+        uint32_t count = test_rand_below(COUNT + 1), start = round % 8;
+        for (uint32_t i = 0; i < COUNT;
+             i++) { /* any bits; round the limits of f16; halves and ties between them */
+            uint32_t bits = (uint32_t)test_rand();
+            if (i % 4 == 1) bits = (bits & 0x80ffffff) | (bits >> 25 & 31) << 24 | 0x30000000;
+            if (i % 4 == 2) bits = bits & 0xffff1000;
+            if (i % 4 == 3) bits = (bits & 0x80000fff) | 0x47700000 | (bits & 0xff000);
+            memcpy(&from[i], &bits, sizeof bits);
+        }
+        if (start > count) start = count;
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            to[count - start] = 0xabcd;
+            f32_row_to_half(bf16 ? DTYPE_BF16 : DTYPE_F16, from + start, count - start, to);
+            EXPECT_EQ(to[count - start], 0xabcd);
+            for (uint32_t i = start; i < count; i++)
+                EXPECT_EQ(to[i - start], bf16 ? f32_to_bf16(from[i]) : f32_to_f16(from[i]));
+        }
+    }
+}
+
 TEST(row_bytes_are_right_or_zero)
 {
     EXPECT_EQ(dtype_row_bytes(DTYPE_Q4_1, 64), 40);
