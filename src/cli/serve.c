@@ -25,7 +25,7 @@
 #include "cli/load.h"
 #include "frontend/frontend.h"
 
-enum { EXIT_LOST = 3, LOADING_LOG_MS = 1000 };
+enum { EXIT_LOST = 3, LOADING_LOG_MS = 1000, LOST_TURNS = 10 /* of half a second */ };
 
 struct server {
     const struct config *config;
@@ -38,6 +38,7 @@ struct server {
     const char *names_one[1];
     char fingerprint[32];
     int64_t started_ns, logged_ns;
+    uint32_t lost_turns;
     pthread_t loader;
     _Atomic int load_state; /* 0 loading, 1 loaded, 2 failed */
     struct error load_error;
@@ -217,6 +218,17 @@ static void drain(struct server *s, const sigset_t *signals)
     }
 }
 
+/* The device has been lost for LOST_TURNS looks, and the engine's thread says nothing: it hangs in the driver. */
+static bool engine_is_stuck(struct server *s, const struct engine_stats *stats)
+{
+    struct device_health health = device_health(s->loaded.device);
+
+    s->lost_turns = health.ok ? 0 : s->lost_turns + 1;
+    if (!stats->alive || s->lost_turns <= LOST_TURNS) return false;
+    log_error("engine lost", "reason=\"%s\" engine=\"does not answer\"", health.reason);
+    return true;
+}
+
 /* Waits for a signal, or for the end of loading or of the engine. Returns the exit status. */
 static int serve_until_told(struct server *s, const sigset_t *signals)
 {
@@ -242,6 +254,7 @@ static int serve_until_told(struct server *s, const sigset_t *signals)
             sleep(1); /* so that the last requests hear of it, and /health is seen to be 503 */
             return EXIT_LOST;
         }
+        if (engine_is_stuck(s, &stats)) return EXIT_LOST;
     }
     if (ready) drain(s, signals);
     return 0;
@@ -267,6 +280,13 @@ static int serve(struct server *s, struct error *err)
         fprintf(stderr, "inferd: no thread for loading: %s\n", strerror(errno));
     } else {
         status = serve_until_told(s, &signals);
+        if (status == EXIT_LOST) {
+            /* A device that hangs would hold every call that ends it; nothing outlives the process. */
+            if (s->lost_turns <= LOST_TURNS) frontend_stop(s->frontend);
+            log_info("stopped", "status=%d", status);
+            fflush(NULL);
+            _exit(status);
+        }
         frontend_stop(s->frontend);
         s->frontend = NULL;
         if (!s->load_state) {

@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "engine/engine_state.h"
-#include "engine/malloc_count.h"
 
 /* --- life --------------------------------------------------------------------------------------------------- */
 
@@ -76,12 +75,12 @@ static void free_engine(struct engine *e)
     free(e);
 }
 
-/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
- * device may never come; it is not waited for long, and what it could touch is then left to it. */
+/* The device's thread may still be inside the notification of a step whose result has been taken, or on its way to one: wait
+ * for it to leave. A lost device may never come; it is not waited for long, and what it could touch is then left to it. */
 static bool notifications_are_over(const struct engine *e)
 {
     for (int i = 0; i < 1000; i++) {
-        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
+        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->steps_submitted)
             return true;
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
@@ -121,7 +120,6 @@ enum status engine_create(const struct engine_options *options, struct device *d
         return st;
     }
     step_loop_publish(e);
-    e->mallocs_at_start = malloc_count();
     if (pthread_create(&e->thread, NULL, step_loop, e)) {
         free_engine(e);
         return error_set(err, STATUS_IO, "the engine thread could not be started");
@@ -542,7 +540,7 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .prefix_blocks = atomic_load(&p->prefix_blocks),
         .prefix_pinned = atomic_load(&p->prefix_pinned),
         .prefix_evictions = atomic_load(&p->prefix_evictions),
-        .late_mallocs = malloc_count() - e->mallocs_at_start,
+        .late_mallocs = atomic_load(&e->late_mallocs),
     };
     out->kv_held_ns = atomic_load(&p->kv_held_ns);
     out->kv_wasted_ns = atomic_load(&p->kv_wasted_ns);
@@ -553,6 +551,9 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
     static_assert(sizeof out->holds == HOLDS * sizeof *out->holds, "a number for each");
     for (int i = 0; i < HOLDS; i++)
         out->holds[i] = atomic_load(&p->holds[i]);
+    struct device_health health = device_health(e->device);
+    out->late_device_allocations = health.late_allocations;
+    out->device_memory_drift = health.memory_drift;
     out->alive = !out->dead_reason;
     if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
 }

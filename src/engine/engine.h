@@ -42,6 +42,8 @@ struct engine_options {
     uint32_t
         calibrate_ms; /* engine_create runs steps on trial for about so long, so that step times are known; 0: it learns as it serves */
     bool no_prefix_sharing; /* every prompt is computed in full */
+    uint32_t
+        step_timeout_ms; /* a device that takes longer for a step has stopped answering: it is lost; 0: no limit */
 };
 
 /* Starts the engine thread over a compiled device. Borrows the device, plan and limits until engine_destroy. */
@@ -85,6 +87,8 @@ struct engine_stats {
     uint64_t step_ns_sum;   /* device time over all steps */
     uint64_t host_ns_sum;   /* engine thread's time outside waiting */
     uint64_t late_mallocs;  /* allocations on the step path after start: stays 0 */
+    uint64_t late_device_allocations; /* device_health.late_allocations: stays 0 */
+    int64_t device_memory_drift;      /* device_health.memory_drift */
     uint64_t preemptions,
         recomputed_tokens; /* KV given up for want of blocks; tokens computed a second time for it */
     uint32_t prefix_blocks; /* entries of the prefix index, in use or kept for later prompts */

@@ -112,7 +112,8 @@ struct engine {
         generation_shown; /* the largest total that engine_stats has told: a counter never falls */
     _Atomic uint64_t
         late_discarded; /* tokens that an engine_end_choice took back after the choice had ended */
-    _Atomic uint64_t notified; /* device_notify calls that have returned from notify_signal */
+    _Atomic uint64_t notified;     /* device_notify calls that have returned from notify_signal */
+    _Atomic uint64_t late_mallocs; /* of the engine thread */
     struct published published;
 
     /* the engine thread's */
@@ -124,7 +125,8 @@ struct engine {
     uint32_t deadline_count;
     uint32_t depth; /* steps in flight at most */
     uint64_t planned_seq_no, done_seq_no;
-    uint64_t results_taken;                 /* each was followed by a device_notify */
+    int64_t step_since_ns;    /* since when the device works on the oldest step in flight */
+    uint64_t steps_submitted; /* each is followed by a device_notify, sooner or later */
     struct flight flights[STEPS_AHEAD_MAX]; /* step n at n % depth */
     int64_t now_ns;
     int64_t next_sweep_ns;
@@ -132,7 +134,6 @@ struct engine {
     uint32_t starts; /* since then */
     double starts_per_s;
     struct engine_stats totals; /* what published is copied from */
-    uint64_t mallocs_at_start;
     void *step_memory;
     struct sched_entry *entry_memory;
 };

@@ -69,6 +69,10 @@ OPTIONS = {
     "web_page": ("--web-page", "web_page"),
     "load_ms": (None, "load_ms"),
     "drain_ms": (None, "drain_ms"),
+    "fault": ("--inject-fault", None),
+    "step_timeout_s": ("--step-timeout-s", None),
+    "numerics": ("--cpu-numerics", None),
+    "dtype": ("--dtype", None),
 }
 
 
