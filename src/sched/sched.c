@@ -236,6 +236,7 @@ static uint32_t chunk_rows(const struct planning *p, const struct sequence *seq)
 
     if (p->logits_left == 0) return 0;
     rows = bounded_rows(p, seq, rows);
+    if (left > 1 && (rows = flood_rows(p->sched, seq, rows)) == 0) return 0;
     if (seq->score_prompt && rows > p->logits_left) rows = p->logits_left;
     if (rows == left) return rows;
     uint32_t end = (seq->computed + rows) / CHUNK_TOKENS * CHUNK_TOKENS;
@@ -349,6 +350,7 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     for (uint32_t i = 0; i < rows; i++)
         step_tokens(step)[step->row_count + i] = sequence_token_at(seq, seq->computed + i);
     put_targets(step, seq, entry);
+    flood_put(p->sched, seq, rows);
     if (rows == 1)
         p->decodes++;
     else
@@ -420,7 +422,8 @@ static void plan_decodes(struct planning *p)
     }
 }
 
-static void plan_chunks(struct planning *p)
+/* Of those that flood, or of all others. */
+static void plan_chunks(struct planning *p, bool floods)
 {
     struct seq_link *head = &p->sched->lists[SEQ_RUNNING], *next;
 
@@ -429,6 +432,7 @@ static void plan_chunks(struct planning *p)
 
         next = link->next;
         if (seq->last_seq_no == p->seq_no || sequence_rows_left(seq) == 0) continue;
+        if (flood_floods(p->sched, seq) != floods) continue;
         switch (put_sequence(p, seq)) {
         case PUT_NO_ROOM: return;
         case PUT_PREEMPTED: next = head->next; break;
@@ -535,8 +539,15 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     out->seq_no = seq_no;
     out->entry_count = out->row_count = 0;
     sched_unblock(sched, now_ns);
+    flood_begin_step(sched);
     plan_decodes(&p);
-    plan_chunks(&p);
+    plan_chunks(&p, false);
+    if (sched->flood.count) { /* they come behind all others */
+        sched->flood.closed = true;
+        plan_admissions(&p);
+        sched->flood.closed = false;
+        plan_chunks(&p, true);
+    }
     plan_admissions(&p);
     survey(sched);
     out->row_count = step->row_count;

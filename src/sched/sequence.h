@@ -78,6 +78,7 @@ struct sequence {
     enum seq_state state;
     int64_t arrived_ns;
     uint64_t arrival;         /* place in the order of arrival, kept for ever */
+    uint16_t account;         /* of its tenant (order.c) */
     uint32_t slot;            /* of the device while RUNNING, BLOCKED, LEAVING or ENDING */
     uint32_t computed;        /* positions whose KV has been planned */
     uint32_t sampled_planned; /* tokens that steps so far have been asked for */

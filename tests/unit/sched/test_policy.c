@@ -69,8 +69,7 @@ static double mean_p99(const struct visit *visits, uint32_t count, uint64_t tena
     return sum / (double)tenants;
 }
 
-/* Ten tenants; then one more that sends 50 times as much as each, more than the device can do; then the same under one key. Their
- * steps are full then, so 1x is not to be had: up to three of them lie before a first token. */
+/* Ten tenants; then one more that sends 50 times as much as each, more than the device can do; then the same under one key. */
 TEST(a_tenant_that_floods_does_not_slow_the_others)
 {
     enum { ALONE, FLOODED, ONE_QUEUE, WAYS };
@@ -95,7 +94,7 @@ TEST(a_tenant_that_floods_does_not_slow_the_others)
         world_run(&w, visits, count);
         p99[way] = mean_p99(visits, count, 10);
     }
-    EXPECT_TRUE(p99[FLOODED] <= 2 * p99[ALONE]);
+    EXPECT_TRUE(p99[FLOODED] <= 1.2 * p99[ALONE]);
     EXPECT_TRUE(p99[ONE_QUEUE] > 20 * p99[ALONE]);
     free(visits);
 }
