@@ -11,7 +11,7 @@
 
 #include "sched/sched_state.h"
 
-static const int64_t TICK_NS = INT64_C(100000000);
+static const int64_t TICK_NS = INT64_C(20000000);
 static const int64_t FORGET_NS = INT64_C(30000000000);
 static const double MEMORY_NS = 10e9; /* of rates */
 static const double NEWS = 1.0 / 32;  /* weight of the latest in the means */
@@ -104,11 +104,13 @@ void flood_begin_step(struct sched *sched)
     flood->prompts_left_ns = PROMPT_PART * first_ns;
     flood->answers_ns = ANSWER_PART * first_ns;
     flood->whole = true;
+    flood->known = cost_model_ready(&sched->cost);
 }
 
 static bool is_bounded(const struct sched *sched, const struct account *account)
 {
-    return sched->flood.count && account->floods && cost_model_ready(&sched->cost);
+    (void)sched;
+    return account->floods;
 }
 
 bool flood_floods(const struct sched *sched, const struct sequence *seq)
@@ -125,6 +127,7 @@ bool flood_may_start(const struct sched *sched, const struct account *account)
     if (flood->closed || flood->others_prompts) return false;
     if (!flood->whole && flood->prompts_left_ns < FLOOD_CHUNK * flood->row_ns) return false;
     each = flood->row_ns + flood->pair_ns * account->context;
+    if (!flood->known) return account->holds < 4;
     return account->holds == 0 || (account->holds + 1) * each <= flood->answers_ns;
 }
 
@@ -135,6 +138,7 @@ uint32_t flood_rows(const struct sched *sched, const struct sequence *seq, uint3
 
     if (rows <= 1 || !flood_floods(sched, seq)) return rows;
     if (flood->closed || flood->others_prompts) return 0;
+    if (!flood->known) return flood->whole ? rows < FLOOD_CHUNK ? rows : FLOOD_CHUNK : 0;
     fit = each > 0 ? flood->prompts_left_ns / each : rows;
     if (fit >= rows || (flood->whole && rows <= FLOOD_CHUNK)) return rows;
     if (fit >= FLOOD_CHUNK) return (uint32_t)fit / FLOOD_CHUNK * FLOOD_CHUNK;

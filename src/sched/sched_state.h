@@ -24,6 +24,7 @@ struct flood {
     /* of the step that is planned */
     double row_ns, pair_ns;
     double prompts_left_ns, answers_ns;
+    bool known;          /* what follows from step times */
     bool whole;          /* nothing of prompts_left_ns has been used */
     bool others_prompts; /* others have chunks of prompts in it */
     bool closed;         /* the others come first */
@@ -39,7 +40,7 @@ struct waste {
 
 struct load { /* of running sequences, after the last plan */
     uint32_t decodes;
-    uint64_t decode_pairs, rows_under_way;
+    uint64_t decode_pairs, rows_under_way, rows_of_floods;
 };
 
 struct sched {

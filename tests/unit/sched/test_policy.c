@@ -85,10 +85,10 @@ TEST(a_tenant_that_floods_does_not_slow_the_others)
         w.blocks = 16384;
         for (uint64_t t = 1; t <= 10; t++)
             count +=
-                world_poisson(visits + count, VISITS_MAX - count, 4, 0, 30, 50, 300, 20, 120, t);
+                world_poisson(visits + count, VISITS_MAX - count, 4, 0, 60, 50, 300, 20, 120, t);
         if (way != ALONE)
             count +=
-                world_poisson(visits + count, VISITS_MAX - count, 200, 0, 30, 50, 300, 20, 120, 99);
+                world_poisson(visits + count, VISITS_MAX - count, 200, 0, 60, 50, 300, 20, 120, 99);
         world_sort(visits, count);
         w.one_tenant = way == ONE_QUEUE;
         world_run(&w, visits, count);
