@@ -93,6 +93,7 @@ static enum status make_replica(struct sim *s, struct replica *r, struct error *
         .max_num_batched_tokens = s->limits.rows_max,
         .share_prefixes = !o->no_prefix_sharing,
         .max_wait_ns = (int64_t)(o->max_batch_wait_ms * 1e6),
+        .fixed_window = o->fixed_window,
         .target_throughput = o->target_throughput,
         .max_step_ns = (int64_t)(o->max_itl_ms * 1e6),
         .class_age_ns = (int64_t)(o->class_age_ms * 1e6),
@@ -331,6 +332,8 @@ static void turn(struct sim *s, struct replica *r, int64_t now_ns)
         ;
     sim_queue_pace(&r->queue, now_ns, r->queue.seqs > 0);
     r->wake_ns = r->queue.seqs ? now_ns + SWEEP_NS : NEVER;
+    int64_t opens_ns = sched_opens_ns(r->sched);
+    if (opens_ns < r->wake_ns) r->wake_ns = opens_ns > now_ns ? opens_ns : now_ns + SWEEP_NS;
 }
 
 static void advance(struct sim *s, int64_t until_ns)

@@ -80,6 +80,7 @@ enum status sched_create(const struct sched_options *options, const struct plan 
     sched->plan = plan;
     sched->limits = limits;
     window_init(&sched->window, options->max_wait_ns, options->target_throughput);
+    sched->window.fixed = options->fixed_window;
     cost_model_init(&sched->cost);
     for (int s = 0; s < SEQ_STATE_COUNT; s++)
         sched->lists[s] = (struct seq_link){&sched->lists[s], &sched->lists[s]};
@@ -364,7 +365,8 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     seq->computed = end;
     seq->last_seq_no = p->seq_no;
     if (samples) {
-        seq->sampled_planned++;
+        if (seq->sampled_planned++ == 0)
+            window_first_token(&p->sched->window, p->now_ns - seq->arrived_ns);
         order_sampled(p->sched, seq);
         if (seq->credit) {
             seq->credit->left--;
@@ -460,7 +462,8 @@ static bool window_is_open(const struct planning *p)
     struct sched *sched = p->sched;
     uint32_t waiting = sched->counts[SEQ_WAITING], room = sched->free_slot_count;
     bool idle = p->step->row_count == 0; /* the device would run dry, now or after its step */
-    bool asks_age = !idle && waiting > 0 && waiting < room; /* else its age decides nothing */
+    bool asks_age = (!idle || sched->window.fixed) && waiting > 0 &&
+                    waiting < room; /* else its age decides nothing */
 
     if (sched->options.max_wait_ns == 0) return true;
     return window_opens(&sched->window, idle, waiting, room,
@@ -578,6 +581,13 @@ const struct cost_model *sched_cost_model(const struct sched *sched)
 const struct window *sched_window(const struct sched *sched)
 {
     return &sched->window;
+}
+
+int64_t sched_opens_ns(const struct sched *sched)
+{
+    if (!sched->window.fixed || sched->counts[SEQ_WAITING] == 0 || sched->free_slot_count == 0)
+        return INT64_MAX;
+    return order_oldest_ns(sched, sched->now_ns) + sched->window.wait_max_ns;
 }
 
 struct sched_counts sched_counts(const struct sched *sched)

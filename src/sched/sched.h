@@ -43,6 +43,7 @@ struct sched_options {
     uint32_t max_num_batched_tokens; /* rows of a step, 1..limits.rows_max */
     bool share_prefixes;             /* sequences that begin alike share blocks (kv/kv_prefix.h) */
     int64_t max_wait_ns; /* longest window of admission (window.h); 0: none is held back */
+    bool fixed_window;   /* everybody is held back so long: to compare with */
     double
         target_throughput; /* prompt tokens a second below 80 % of which the window opens; 0: none */
     int64_t class_age_ns;  /* what a class is worth of waiting; 0: classes do not count */
@@ -110,6 +111,8 @@ const struct cost_model *sched_cost_model(const struct sched *sched);
 /* For predictions of the time to first tokens. */
 struct forecast sched_forecast(const struct sched *sched);
 const struct window *sched_window(const struct sched *sched);
+/* When a fixed window that holds somebody back opens by age; INT64_MAX: there is none. Another opens at the end of a step. */
+int64_t sched_opens_ns(const struct sched *sched);
 
 /* Walks the blocked sequences: NULL begins, NULL ends. */
 struct sequence *sched_next_blocked(const struct sched *sched, const struct sequence *after);

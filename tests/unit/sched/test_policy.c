@@ -131,9 +131,8 @@ TEST(times_to_first_tokens_are_predicted)
     EXPECT_TRUE(well_predicted(30, 16, 1.5) > 0.9);   /* fewer slots than wanted */
 }
 
-/* Five loads up to more than it can do. Where a step is longer than the window nobody is ever held back, for the next chance would be too
- * late; on a device with steps of half a millisecond it costs no throughput, and nobody more than its own length. */
-static void compare_window(double step_s, double row_s, int64_t window_ns, double slack_s)
+/* Five loads up to more than it can do, steps shorter and longer than the window: what it costs is not felt. */
+static void compare_window(double step_s, double row_s, int64_t window_ns)
 {
     static const double loads[5] = {0.2, 0.5, 0.8, 1.0, 1.3};
     struct visit *visits = make_visits();
@@ -158,17 +157,18 @@ static void compare_window(double step_s, double row_s, int64_t window_ns, doubl
             end_s[on] = w.end_s;
         }
         EXPECT_TRUE(end_s[1] <= 1.02 * end_s[0]);
-        EXPECT_TRUE(p50[1] <= 1.02 * p50[0] + slack_s);
-        EXPECT_TRUE(p99[1] <= 1.02 * p99[0] + slack_s);
+        EXPECT_TRUE(p50[1] <= 1.02 * p50[0]);
+        EXPECT_TRUE(p99[1] <= 1.02 * p99[0]);
     }
     free(visits);
 }
 
-TEST(a_window_costs_nothing_where_steps_are_longer_and_never_more_than_itself)
+TEST(a_window_is_not_felt)
 {
-    compare_window(0.008, 20e-6, 2000000, 0);
-    compare_window(0.003, 10e-6, 2000000, 0);
-    compare_window(0.0005, 2e-6, 2000000, 0.002);
+    compare_window(0.008, 20e-6, 2000000);
+    compare_window(0.003, 10e-6, 2000000);
+    compare_window(0.0005, 2e-6, 2000000);
+    compare_window(0.0005, 2e-6, 20000000);
 }
 
 /* Twice as many tokens as the pool holds, all at once. */

@@ -40,6 +40,31 @@ TEST(the_window_follows_the_rate)
     EXPECT_NEAR((double)window_length_ns(&w, 64, now_ns), 0.64 * MS, 0.05 * MS); /* a batch */
 }
 
+TEST(it_is_a_fiftieth_of_what_first_tokens_take_at_most)
+{
+    struct window w;
+
+    window_init(&w, 2 * MS, 0);
+    int64_t now_ns = arrive(&w, 2000, 6, 0);
+    for (int i = 0; i < 200; i++)
+        window_first_token(&w, 40 * MS);
+    EXPECT_NEAR((double)window_length_ns(&w, 64, now_ns), 0.8 * MS, 0.01 * MS);
+    for (int i = 0; i < 300; i++)
+        window_first_token(&w, 500 * MS);
+    EXPECT_EQ(window_length_ns(&w, 64, now_ns), 2 * MS);
+}
+
+TEST(a_fixed_one_holds_everybody_back)
+{
+    struct window w;
+
+    window_init(&w, 2 * MS, 0);
+    w.fixed = true;
+    EXPECT_TRUE(!window_opens(&w, true, 1, 8, 5 * MS, 6 * MS, 0));
+    EXPECT_TRUE(window_opens(&w, true, 1, 8, 5 * MS, 7 * MS, 0));
+    EXPECT_TRUE(window_opens(&w, true, 8, 8, 5 * MS, 5 * MS, 0));
+}
+
 TEST(it_opens_when_idle_full_or_old)
 {
     struct window w;
