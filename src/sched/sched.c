@@ -60,7 +60,8 @@ static enum status alloc_tables(struct sched *sched)
     }
     sched->tables = calloc((size_t)seqs * sched->table_stride, sizeof *sched->tables);
     sched->free_slots = calloc(seqs, sizeof *sched->free_slots);
-    if (!sched->tables || !sched->free_slots) return STATUS_NOMEM;
+    sched->by_slot = calloc(seqs, sizeof *sched->by_slot);
+    if (!sched->tables || !sched->free_slots || !sched->by_slot) return STATUS_NOMEM;
     for (uint32_t i = 0; i < seqs; i++)
         sched->free_slots[i] = seqs - 1 - i;
     sched->free_slot_count = seqs;
@@ -106,6 +107,7 @@ void sched_destroy(struct sched *sched)
     kv_space_fini(&sched->kv);
     free(sched->tables);
     free(sched->free_slots);
+    free(sched->by_slot);
     free(sched);
 }
 

@@ -69,8 +69,9 @@ struct sched {
     enum seq_hold held; /* the waiting list, after the last plan */
     int64_t held_ns;    /* when that was */
     uint64_t holds[HOLDS];
-    int64_t now_ns;       /* of the step that is being planned */
-    uint32_t *free_slots; /* [max_num_seqs] stack */
+    int64_t now_ns;            /* of the step that is being planned */
+    struct sequence **by_slot; /* [max_num_seqs]; meaningful for slots that are held */
+    uint32_t *free_slots;      /* [max_num_seqs] stack */
     uint32_t free_slot_count;
     uint32_t *tables; /* [max_num_seqs][sum of table_blocks] block tables by slot */
     uint32_t table_blocks[KV_GROUPS_MAX];
