@@ -347,6 +347,7 @@ static bool fill_request(struct request *r, struct draft *d)
     r->want_logprobs = p->logprobs || p->best_of > p->n;
     r->top_logprobs = (uint32_t)p->top_logprobs;
     r->tenant = d->client->tenant;
+    r->priority = (int32_t)-p->priority; /* the engine's: larger first */
     r->pin_s = (uint32_t)p->prefix_ttl;
     r->pin_tokens = p->prefix_tokens < UINT32_MAX ? (uint32_t)p->prefix_tokens : UINT32_MAX;
     r->times.received_ns = d->client->received_ns;

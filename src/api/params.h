@@ -15,6 +15,7 @@ struct params {
     int64_t min_tokens, n, best_of, top_k, truncate_prompt_tokens, seed;
     bool seed_given;
     int64_t prefix_ttl, prefix_tokens;
+    int64_t priority; /* smaller first, as in vLLM */
     double temperature, top_p, min_p;
     double presence_penalty, frequency_penalty, repetition_penalty;
     bool stream, include_usage;

@@ -304,6 +304,7 @@ static void publish_forecast(struct engine *e)
     PUBLISH_FORECAST(pair_ns);
     PUBLISH_FORECAST(decode_pairs);
     PUBLISH_FORECAST(rows_under_way);
+    PUBLISH_FORECAST(rows_of_floods);
     PUBLISH_FORECAST(decodes);
     PUBLISH_FORECAST(free_slots);
     atomic_store_explicit(&e->published.forecast_ready, f.ready, memory_order_relaxed);
