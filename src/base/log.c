@@ -159,6 +159,11 @@ static bool is_number(struct slice text)
     return i == n;
 }
 
+static bool is_bare(struct slice value)
+{
+    return is_number(value) || slice_eq(value, SLICE("true")) || slice_eq(value, SLICE("false"));
+}
+
 static int hex_value(char c)
 {
     const char *digits = "0123456789abcdef", *at = c ? strchr(digits, c) : NULL;
@@ -237,7 +242,7 @@ static void put_json(struct line *line, enum log_level level, const char *event,
     put_member(line, SLICE("level"), slice_str(level_names[level]), false);
     put_member(line, SLICE("event"), slice_str(event), false);
     while (!line->full && next_pair(&keys, &pair))
-        put_member(line, pair.key, pair.value, !pair.quoted && is_number(pair.value));
+        put_member(line, pair.key, pair.value, !pair.quoted && is_bare(pair.value));
     line->out[line->len++] = '}';
 }
 

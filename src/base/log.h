@@ -8,7 +8,7 @@
  *     JSON   {"time":"2026-11-29T19:20:01.123Z","level":"info","event":"request done","id":"7f3a",...}
  *
  * The keys are key=value with blanks between. A value with blanks stands in quotes, one that comes from outside goes through
- * log_quote(). In JSON a quoted value is a string always, a bare one is a number where it reads as one. Never on the step path,
+ * log_quote(). In JSON a quoted value is a string always, a bare one is a number, true or false where it reads as one. Never on the step path,
  * never prompts (but by --log-prompts) or keys. Thread: any; the settings from one, before the others. */
 #pragma once
 

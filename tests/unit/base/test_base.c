@@ -112,9 +112,9 @@ TEST(a_log_line_is_text_or_one_json_object)
     char keys[128];
 
     EXPECT_STR(made(LOG_TEXT, "a=1 b=\"x y\""), "warn it happened a=1 b=\"x y\"\n");
-    EXPECT_STR(made(LOG_JSON, "a=1 b=\"x y\" c=-2.5e3 d=1.2.3 e=007 f= g=\"12\""),
+    EXPECT_STR(made(LOG_JSON, "a=1 b=\"x y\" c=-2.5e3 d=1.2.3 e=007 f= g=\"12\" h=true"),
                "{\"level\":\"warn\",\"event\":\"it happened\",\"a\":1,\"b\":\"x y\",\"c\":-2.5e3,"
-               "\"d\":\"1.2.3\",\"e\":\"007\",\"f\":\"\",\"g\":\"12\"}\n");
+               "\"d\":\"1.2.3\",\"e\":\"007\",\"f\":\"\",\"g\":\"12\",\"h\":true}\n");
     snprintf(keys, sizeof keys, "v=%s w=2",
              log_quote(SLICE("a\"b\\ c\n\x7f\xff \xe2\x82\xac"), quoted, sizeof quoted));
     EXPECT_STR(made(LOG_JSON, keys),
