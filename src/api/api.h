@@ -36,9 +36,10 @@ struct api_model {
     uint32_t bias_max;       /* logit_bias entries of a request: device_limits.bias_max */
     uint32_t sequences_max;  /* prompts times best_of of a request (512) */
     const char
-        *fingerprint;   /* system_fingerprint: changes with model, quantisation, sampling code */
-    bool no_logits;     /* the null device: logprobs, echo and best_of above n are refused */
-    bool trust_content; /* operator's choice: special tokens are read inside user text too */
+        *fingerprint;     /* system_fingerprint: changes with model, quantisation, sampling code */
+    bool no_logits;       /* the null device: logprobs, echo and best_of above n are refused */
+    bool request_metrics; /* operator's choice: every answer has vLLM's `metrics` */
+    bool trust_content;   /* operator's choice: special tokens are read inside user text too */
     uint32_t token_bytes_max; /* the longest token, by api_model_prepare; 0: not known */
 };
 
@@ -120,7 +121,16 @@ void api_stream_fail(struct api_stream *stream, const struct api_fault *fault, s
 /* For the log and the counters, final once done: "stop", "length", "error" of the first choice; sampled tokens kept. */
 const char *api_stream_outcome(const struct api_stream *stream);
 uint32_t api_stream_completion_tokens(const struct api_stream *stream);
-void api_stream_destroy(struct api_stream *stream); /* takes NULL */
+uint32_t
+api_stream_longest_choice(const struct api_stream *stream); /* of them, the most of one choice */
+uint32_t api_stream_n(const struct api_stream *stream); /* choices that each prompt's answer has */
+const char *
+api_stream_error_code(const struct api_stream *stream); /* of outcome "error"; NULL without */
+void api_stream_destroy(struct api_stream *stream);     /* takes NULL */
+
+/* Appends the text of a prompt as the model sees it, special tokens and all. For logs. */
+enum status api_prompt_text(const struct api_model *model, const struct request *request,
+                            uint32_t prompt, struct buf *out);
 
 /* --- other bodies --- */
 

@@ -32,6 +32,7 @@ struct draft {
     struct messages messages;
     struct prompts prompts; /* of chat too: one list */
     struct api_fault *fault;
+    int64_t opened_ns; /* when a text thread took it up */
 };
 
 static bool no_memory(struct api_fault *fault)
@@ -394,27 +395,34 @@ static bool make_answer(struct draft *d, struct api_answer *out)
 
 static bool generate(struct draft *d, struct api_answer *out)
 {
-    int64_t parsed_ns = clock_mono_ns();
     bool chat = d->route == API_CHAT;
 
     if (chat && !messages_read(d->body, false, &d->messages, d->fault)) return false;
     if (!params_read(d->model, d->route, d->body, &d->params, d->fault)) return false;
     if (!check_text_size(d)) return false;
+    int64_t parsed_ns = clock_mono_ns();
     if (chat ? !encode_chat(d)
              : !prompts_read(d->model, d->body, d->params.add_special, &d->prompts, d->fault))
         return false;
     if (!check_counts(d) || !params_model(d->model, d->body, d->fault)) return false;
     truncate_prompts(d);
     if (!check_context(d) || !make_answer(d, out)) return false;
+    out->request->times.opened_ns = d->opened_ns;
     out->request->times.parsed_ns = parsed_ns;
+    out->request->times.rendered_ns = d->messages.rendered_ns;
     return true;
 }
 
 static void open_generation(const struct api_model *model, enum api_route route, const json_t *body,
-                            const struct api_client *client, struct api_answer *out)
+                            const struct api_client *client, int64_t opened_ns,
+                            struct api_answer *out)
 {
-    struct draft d = {
-        .model = model, .route = route, .body = body, .client = client, .fault = &out->fault};
+    struct draft d = {.model = model,
+                      .route = route,
+                      .body = body,
+                      .client = client,
+                      .fault = &out->fault,
+                      .opened_ns = opened_ns};
 
     if (!generate(&d, out)) {
         api_stream_destroy(out->stream);
@@ -429,13 +437,14 @@ static void open_generation(const struct api_model *model, enum api_route route,
 void api_open(const struct api_model *model, enum api_route route, enum api_state state,
               struct slice body, const struct api_client *client, struct api_answer *out)
 {
+    int64_t opened_ns = clock_mono_ns();
     json_t *tree = NULL;
 
     *out = (struct api_answer){.kind = API_FAULT};
     buf_init(&out->body, 0);
     if (parse_body(body, &tree, &out->fault) && check_state(state, route, &out->fault)) {
         if (route == API_CHAT || route == API_COMPLETIONS)
-            open_generation(model, route, tree, client, out);
+            open_generation(model, route, tree, client, opened_ns, out);
         else if (route == API_TOKENIZE ? tokenize_answer(model, tree, &out->body, &out->fault)
                                        : detokenize_answer(model, tree, &out->body, &out->fault))
             out->kind = API_BODY;

@@ -498,6 +498,7 @@ bool params_read(const struct api_model *model, enum api_route route, const json
            params_int(body, "prefix_ttl", 0, 86400, &out->prefix_ttl, fault) &&
            params_int(body, "prefix_tokens", 1, INT64_MAX, &out->prefix_tokens, fault) &&
            params_bool(body, "timings_per_token", &out->timings_per_token, fault) &&
+           params_bool(body, "include_metrics", &out->include_metrics, fault) &&
            params_bool(body, "return_tokens_as_token_ids", &out->tokens_as_ids, fault) &&
            params_bool(body, "add_special_tokens", &out->add_special, fault) &&
            params_int(body, "truncate_prompt_tokens", 1, INT64_MAX, &out->truncate_prompt_tokens,

@@ -20,7 +20,8 @@ struct params {
     double presence_penalty, frequency_penalty, repetition_penalty;
     bool stream, include_usage;
     bool include_stop, ignore_eos, skip_special;
-    bool return_token_ids, tokens_as_ids, add_special, return_timings, timings_per_token;
+    bool return_token_ids, tokens_as_ids, add_special, return_timings, timings_per_token,
+        include_metrics;
     bool echo;
     bool logprobs;                                    /* wanted */
     int64_t top_logprobs;                             /* 0..20 */

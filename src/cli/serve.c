@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/load.h"
+#include "cli/observe_setup.h"
 #include "frontend/frontend.h"
 
 enum { EXIT_LOST = 3, LOADING_LOG_MS = 1000, LOST_TURNS = 10 /* of half a second */ };
@@ -32,7 +33,9 @@ struct server {
     struct loaded loaded;
     struct frontend *frontend;
     struct api_model model;
-    const char **keys; /* of the options and of the key file */
+    struct metrics_model served; /* what labels tell of it */
+    struct tracer *tracer;       /* NULL: no traces */
+    const char **keys;           /* of the options and of the key file */
     uint32_t key_count;
     char *key_file; /* its text; keys point into it */
     const char *names_one[1];
@@ -132,6 +135,10 @@ static enum status start_frontend(struct server *s, struct error *err)
         .client_stall_s = (uint32_t)c->client_stall_timeout_s,
         .io_threads = (uint32_t)c->io_threads,
         .text_threads = (uint32_t)c->text_threads,
+        .vllm_metrics = c->vllm_metrics,
+        .log_prompts = c->log_prompts,
+        .tracer = s->tracer,
+        .served = &s->served,
         .version = INFERD_VERSION,
     };
     enum status st = frontend_start(&options, &s->frontend, err);
@@ -188,7 +195,9 @@ static void become_ready(struct server *s)
         .fingerprint = s->fingerprint,
         .no_logits = l->device_options.kind == DEVICE_NULL,
         .trust_content = c->trust_content,
+        .request_metrics = c->enable_per_request_metrics,
     };
+    observe_describe(c, l, s->model.names[0], &s->served);
     frontend_set_ready(s->frontend, l->engine, &s->model);
     log_info("ready", "model=%s arch=\"%s\" device=\"%s\" load_ms=%.0f", s->model.names[0],
              model_description(l->model), device_description(l->device),
@@ -274,7 +283,8 @@ static int serve(struct server *s, struct error *err)
     pthread_sigmask(SIG_BLOCK, &signals,
                     NULL); /* inherited by every thread: main alone takes them */
     s->started_ns = s->logged_ns = clock_mono_ns();
-    if (check_early(s->config, err) || read_keys(s, err) || start_frontend(s, err)) {
+    if (check_early(s->config, err) || read_keys(s, err) ||
+        observe_open_tracer(s->config, &s->tracer, err) || start_frontend(s, err)) {
         cli_fail(err);
     } else if (pthread_create(&s->loader, NULL, load_thread, s)) {
         fprintf(stderr, "inferd: no thread for loading: %s\n", strerror(errno));
@@ -298,6 +308,7 @@ static int serve(struct server *s, struct error *err)
         log_info("stopped", "status=%d", status);
     }
     frontend_stop(s->frontend);
+    tracer_destroy(s->tracer);
     free(s->keys);
     free(s->key_file);
     return status;
@@ -305,7 +316,6 @@ static int serve(struct server *s, struct error *err)
 
 int cli_serve(int argc, char **argv)
 {
-    static const char *const levels[] = {"debug", "info", "warn", "error"};
     struct config config;
     struct server s = {.config = &config};
     struct error err;
@@ -325,9 +335,7 @@ int cli_serve(int argc, char **argv)
                 config.rest.items[0]);
         status = 2;
     } else {
-        for (int i = 0; i < 4; i++)
-            if (strcmp(config.log_level, levels[i]) == 0) log_set_level((enum log_level)i);
-        log_set_timestamps(config.log_timestamps);
+        observe_setup_log(&config);
         status = serve(&s, &err);
     }
     config_fini(&config);

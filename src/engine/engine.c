@@ -560,6 +560,7 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .prompt_tokens = atomic_load(&p->prompt_tokens),
         .generation_tokens = generation_tokens(e),
         .cached_tokens = atomic_load(&p->cached_tokens),
+        .computed_tokens = atomic_load(&p->computed_tokens),
         .requests_submitted = atomic_load(&e->requests_submitted),
         .requests_finished = atomic_load(&p->requests_finished),
         .requests_aborted = atomic_load(&p->requests_aborted),
@@ -582,6 +583,11 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
     };
     out->kv_held_ns = atomic_load(&p->kv_held_ns);
     out->kv_wasted_ns = atomic_load(&p->kv_wasted_ns);
+    out->kv_places = atomic_load(&p->kv_places);
+    out->kv_tokens = atomic_load(&p->kv_tokens);
+    out->waiting_for = seq_hold_name((enum seq_hold)atomic_load(&p->held));
+    for (int i = 0; i < ENGINE_STEP_CLASSES; i++)
+        out->step_classes[i] = atomic_load(&p->step_classes[i]);
     out->window_ns = atomic_load(&p->window_ns);
     out->arrivals_per_ks = atomic_load(&p->arrivals_per_ks);
     for (int i = 0; i < WINDOW_TRIGGERS; i++)

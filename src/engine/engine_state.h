@@ -67,7 +67,10 @@ struct flight { /* a step between plan and result */
 /* Numbers that others read: each is stored whole, by the engine thread. */
 struct published {
     _Atomic int64_t last_progress_ns;
-    _Atomic uint64_t steps, prompt_tokens, generation_tokens, cached_tokens;
+    _Atomic uint64_t steps, prompt_tokens, generation_tokens, cached_tokens, computed_tokens;
+    _Atomic uint64_t step_classes[ENGINE_STEP_CLASSES];
+    _Atomic uint64_t kv_places, kv_tokens;
+    _Atomic uint32_t held;
     _Atomic uint64_t requests_finished, requests_aborted, requests_failed;
     _Atomic uint32_t seqs_running, seqs_waiting, seqs_blocked;
     _Atomic uint32_t kv_blocks_total, kv_blocks_used;

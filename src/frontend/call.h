@@ -19,6 +19,7 @@
 #include "frontend/frontend.h"
 #include "frontend/http_route.h"
 #include "frontend/text_pool.h"
+#include "observe/request_record.h"
 
 enum call_state {
     CALL_HEAD,
@@ -82,7 +83,13 @@ struct call {
     bool ended;         /* api_stream_done: nothing more is expected */
     int64_t timeout_ns; /* of X-Request-Timeout; 0: none */
     int64_t first_token_ns, last_token_ns, last_taken_ns;
-    uint64_t make_ns;       /* making text and events */
+    uint64_t make_ns; /* making text and events */
+    int64_t
+        given_ns; /* since when libmicrohttpd has bytes of the stream that it has not asked for more after; 0: it has none */
+    int64_t stall_ns; /* sum of such times */
+    int64_t wall_ns;  /* unix time of received_ns */
+    struct trace_context trace;
+    struct live_request *live;
     struct call *next_done; /* list of the I/O thread */
     struct call *next_again;
     bool in_again;
@@ -122,8 +129,10 @@ void call_pump(struct call *call, bool *more);
 void call_vanish(struct call *call);
 /* Our side ends it (end of the drain time). */
 void call_end(struct call *call);
-/* Counts the finished request, once. */
+/* Counts the finished request, once: metrics, log line, trace. */
 void call_count(struct call *call, unsigned status);
+/* call_report.c: the record of a request that is over, to all who want it. */
+void call_report(struct call *call, unsigned status, int64_t now_ns);
 static inline bool call_is_generation(const struct call *call)
 {
     return call->route == ROUTE_CHAT || call->route == ROUTE_COMPLETIONS;

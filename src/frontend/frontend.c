@@ -69,7 +69,7 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
     if (!f->options.text_threads) f->options.text_threads = 1;
     f->body_bytes_total = 16 * options->body_bytes_max;
     if (f->body_bytes_total < bodies_min) f->body_bytes_total = bodies_min;
-    f->stats = calloc(1, sizeof *f->stats);
+    f->stats = http_stats_create();
     f->io = calloc(f->options.io_threads, sizeof *f->io);
     enum status st =
         f->stats && f->io ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for the front end");
@@ -120,6 +120,6 @@ void frontend_stop(struct frontend *f)
     if (f->listen_fd >= 0) close(f->listen_fd);
     if (uses_unix(&f->options) && f->listen_fd >= 0) unlink(f->options.uds);
     free(f->io);
-    free(f->stats);
+    http_stats_destroy(f->stats);
     free(f);
 }

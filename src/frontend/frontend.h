@@ -21,6 +21,8 @@
 #include "engine/engine.h"
 
 struct frontend; /* opaque */
+struct tracer;
+struct metrics_model;
 
 /* Strings are borrowed until frontend_stop. */
 struct frontend_options {
@@ -30,13 +32,18 @@ struct frontend_options {
     const char *const *api_keys; /* [api_key_count] */
     uint32_t api_key_count;      /* 0: no key is asked for */
     bool cors;
-    bool web_page; /* the page at / */
+    bool web_page;            /* the page at / */
     uint32_t connections_max; /* over all I/O threads */
     uint64_t body_bytes_max;  /* of one body; all bodies at once: 16 times that, at least 256 MiB */
     uint32_t header_timeout_s; /* incomplete request */
     uint32_t idle_timeout_s;   /* keep-alive connection without a request */
     uint32_t client_stall_s;   /* a client that reads nothing of its answer */
     uint32_t io_threads, text_threads;
+    bool vllm_metrics;     /* /metrics under vLLM's names too */
+    bool log_prompts;      /* the text of each prompt goes to the log */
+    struct tracer *tracer; /* where requests are reported as traces; NULL: nowhere */
+    const struct metrics_model
+        *served;         /* what labels tell; filled before frontend_set_ready; NULL: nothing */
     const char *version; /* "0.1.0" */
     const char *commit;  /* NULL: not told */
 };

@@ -179,6 +179,7 @@ static void take_head(struct call *call, const struct http_head *head, const cha
     call->route = http_route_of(call->target, call->path, sizeof call->path, &call->model_id);
     call->has_origin = head->has_origin;
     call->timeout_ns = head->timeout_ns;
+    trace_context_read(head->traceparent, head->tracestate, &call->trace);
     if (head->request_id && http_request_id_ok(head->request_id))
         snprintf(call->request_id, sizeof call->request_id, "%s", head->request_id);
     if (call->method == HTTP_OPTIONS && head->request_headers &&
@@ -248,6 +249,7 @@ static enum MHD_Result refuse_body(struct call *call)
 static void mark_received(struct call *call)
 {
     call->received_ns = clock_mono_ns();
+    call->wall_ns = clock_wall_ns();
     atomic_fetch_add(&call->frontend->busy, 1);
 }
 

@@ -64,10 +64,29 @@ static void answer_version(struct call *call)
     buf_append_str(&call->out, "}");
 }
 
+static const char *state_name(const struct frontend *f, const struct engine_stats *stats)
+{
+    static const char *const names[] = {
+        [API_READY] = "ready", [API_LOADING] = "loading", [API_DRAINING] = "draining"};
+
+    return stats && !stats->alive ? "error" : names[service_state(f)];
+}
+
 static void answer_metrics(struct call *call, const struct engine_stats *stats)
 {
-    struct metrics_sources sources = {stats, call->frontend->stats};
+    const struct frontend_options *o = &call->frontend->options;
+    struct tracer_stats tracer;
+    struct metrics_sources sources = {.engine = stats,
+                                      .http = call->frontend->stats,
+                                      .model = stats ? o->served : NULL,
+                                      .tracer = o->tracer ? &tracer : NULL,
+                                      .vllm = o->vllm_metrics};
 
+    tracer_stats(o->tracer, &tracer);
+    if (call->route == ROUTE_STATS) {
+        metrics_stats_json(&sources, state_name(call->frontend, stats), &call->out);
+        return;
+    }
     call->content_type = "text/plain; version=0.0.4; charset=utf-8";
     metrics_prometheus(&sources, &call->out);
 }
@@ -110,6 +129,7 @@ void service_answer(struct call *call)
     case ROUTE_HEALTH: answer_health(call, engine ? &stats : NULL); break;
     case ROUTE_READY: answer_ready(call, engine ? &stats : NULL); break;
     case ROUTE_VERSION: answer_version(call); break;
+    case ROUTE_STATS:
     case ROUTE_METRICS: answer_metrics(call, engine ? &stats : NULL); break;
     case ROUTE_PAGE:
     case ROUTE_PAGE_CSS:

@@ -100,6 +100,8 @@ class Daemon:
     def _mini_command(self, options):
         if self.device != "null":
             pytest.skip("mini_daemon has the null device only")
+        if not set(options) <= set(OPTIONS):
+            pytest.skip("mini_daemon has no such options")
         command = [str(self.program), str(model_path()), "0"]
         if self.keys:
             command.append("keys=" + ",".join(self.keys))
@@ -116,7 +118,8 @@ class Daemon:
         if drain_ms is not None:
             command += ["--shutdown-timeout-s", str(max(drain_ms // 1000, 0))]
         for name, value in options.items():
-            command += [f"{OPTIONS[name][0]}={value}"]
+            flag = OPTIONS[name][0] if name in OPTIONS else "--" + name.replace("_", "-")
+            command += [f"{flag}={value}"]
         return command
 
     def log_text(self):
@@ -127,7 +130,7 @@ class Daemon:
         if self.uds:
             return
         while time.monotonic() - self.started < 60:
-            found = re.search(r"\b(?:port=|listening url=http://\S+:)(\d+)", self.log_text())
+            found = re.search(r'\b(?:port=|listening(?: url=|","url":")http://[^\s"]+:)(\d+)', self.log_text())
             if found:
                 self.port = int(found.group(1))
                 return
