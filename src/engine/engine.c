@@ -113,13 +113,13 @@ enum status engine_create(const struct engine_options *options, struct device *d
         return st;
     }
     atomic_store(&e->published.kv_blocks_total, sched_counts(e->sched).kv_blocks_total);
-    atomic_store(&e->published.idle, 1);
     device_set_notify(device, device_notify, e);
     st = calibrate(e, err);
     if (st) {
         if (notifications_are_over(e)) free_engine(e);
         return st;
     }
+    e->totals.last_progress_ns = clock_mono_ns();
     step_loop_publish(e);
     e->mallocs_at_start = malloc_count();
     if (pthread_create(&e->thread, NULL, step_loop, e)) {
@@ -138,6 +138,11 @@ void engine_destroy(struct engine *e)
     notify_signal(e->wake);
     pthread_join(e->thread, NULL);
     if (notifications_are_over(e)) free_engine(e);
+}
+
+void engine_probe(struct engine *e)
+{
+    notify_signal(e->wake);
 }
 
 void engine_drain(struct engine *e)
@@ -554,5 +559,4 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
     for (int i = 0; i < HOLDS; i++)
         out->holds[i] = atomic_load(&p->holds[i]);
     out->alive = !out->dead_reason;
-    if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
 }

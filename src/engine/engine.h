@@ -68,12 +68,16 @@ void engine_end_choice(struct engine *engine, struct request *request, uint32_t 
 /* No new submissions (STATUS_CLOSED) from here on; running and waiting ones go on. */
 void engine_drain(struct engine *engine);
 
+/* Asks the thread for a turn, so that an idle engine shows by last_progress_ns that it lives. Cheap; any thread. */
+void engine_probe(struct engine *engine);
+
 /* A consistent-enough picture for /metrics, /ready and logs; each value was true within the last turn. */
 struct engine_stats {
     bool alive; /* the thread lives and the device is not lost */
     bool draining;
-    const char *dead_reason;  /* static text where not alive */
-    int64_t last_progress_ns; /* CLOCK_MONOTONIC: a step finished, or the engine was idle */
+    const char *dead_reason; /* static text where not alive */
+    int64_t
+        last_progress_ns; /* CLOCK_MONOTONIC: a step finished, or a turn had nothing to compute (engine_probe) */
     uint64_t steps;
     uint64_t prompt_tokens, generation_tokens, cached_tokens; /* totals that count */
     uint64_t requests_submitted, requests_finished, requests_aborted, requests_rejected,

@@ -77,7 +77,6 @@ struct published {
     _Atomic double step_ns, row_ns, pair_ns; /* sched/forecast.h */
     _Atomic uint64_t decode_pairs, rows_under_way;
     _Atomic uint32_t forecast_ready, decodes, free_slots;
-    _Atomic uint32_t idle;
     _Atomic uint32_t
         starts_per_ks; /* sequences that left the waiting list, per 1000 s: measured over the last seconds */
 };
