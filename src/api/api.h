@@ -64,15 +64,27 @@ bool api_refuse(struct api_fault *fault, unsigned http_status, const char *code,
 /* {"error":{...}}, the four members of section 4.1. */
 void api_fault_body(const struct api_fault *fault, struct buf *out);
 
+/* 404 model_not_found for a name that is none of the served ones. */
+bool api_unknown_model(const struct api_model *model, struct slice name, struct api_fault *fault);
+
 /* --- opening a request --- */
 
 enum api_route { API_CHAT, API_COMPLETIONS, API_TOKENIZE, API_DETOKENIZE };
 enum api_state { API_READY, API_LOADING, API_DRAINING };
 enum api_kind { API_BODY, API_FAULT, API_GENERATE };
 
+/* What the operator allows of a request, below what the contract does. 0: the contract's own limit. */
+struct api_limits {
+    uint32_t prompt_tokens; /* of one prompt */
+    uint32_t choices;       /* n and best_of */
+    uint32_t stop_strings;
+    uint32_t biases; /* logit_bias entries */
+};
+
 struct api_client {
     uint64_t tenant;     /* hash of the API key, 0 without */
     int64_t received_ns; /* CLOCK_MONOTONIC: the whole request had been read */
+    struct api_limits limits;
 };
 
 struct api_stream; /* opaque: what an answer needs to be made; one request */

@@ -167,7 +167,14 @@ static bool check_context(struct draft *d)
     const uint64_t context = d->model->context_tokens, longest = longest_prompt(d);
     struct params *p = &d->params;
     bool scores_only = p->max_tokens == 0;
+    uint32_t allowed = d->client->limits.prompt_tokens;
 
+    if (allowed && longest > allowed)
+        return api_refuse(d->fault, 400, "context_length_exceeded",
+                          d->route == API_CHAT ? "messages" : "prompt",
+                          "A prompt may have at most %u tokens on this server; yours has %" PRIu64
+                          ". Please shorten it.",
+                          allowed, longest);
     if (longest > context || (longest == context && !scores_only))
         return api_refuse(d->fault, 400, "context_length_exceeded",
                           d->route == API_CHAT ? "messages" : "prompt",
@@ -399,6 +406,7 @@ static bool generate(struct draft *d, struct api_answer *out)
 
     if (chat && !messages_read(d->body, false, &d->messages, d->fault)) return false;
     if (!params_read(d->model, d->route, d->body, &d->params, d->fault)) return false;
+    if (!params_limits(&d->client->limits, &d->params, d->fault)) return false;
     if (!check_text_size(d)) return false;
     int64_t parsed_ns = clock_mono_ns();
     if (chat ? !encode_chat(d)

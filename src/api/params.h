@@ -33,6 +33,10 @@ struct params {
 bool params_read(const struct api_model *model, enum api_route route, const json_t *body,
                  struct params *out, struct api_fault *fault);
 
+/* Holds what was read against the operator's limits. False: *fault names the field. */
+bool params_limits(const struct api_limits *limits, const struct params *params,
+                   struct api_fault *fault);
+
 /* A path below a field ("messages[3].content"), cut to fit; returns out. */
 enum { PARAM_PATH = 96 };
 const char *params_path(char out[PARAM_PATH], const char *format, ...)

@@ -115,13 +115,13 @@ enum status engine_create(const struct engine_options *options, struct device *d
         return st;
     }
     atomic_store(&e->published.kv_blocks_total, sched_counts(e->sched).kv_blocks_total);
-    atomic_store(&e->published.idle, 1);
     device_set_notify(device, device_notify, e);
     st = calibrate(e, err);
     if (st) {
         if (notifications_are_over(e)) free_engine(e);
         return st;
     }
+    e->totals.last_progress_ns = clock_mono_ns();
     step_loop_publish(e);
     if (pthread_create(&e->thread, NULL, step_loop, e)) {
         free_engine(e);
@@ -139,6 +139,11 @@ void engine_destroy(struct engine *e)
     notify_signal(e->wake);
     pthread_join(e->thread, NULL);
     if (notifications_are_over(e)) free_engine(e);
+}
+
+void engine_probe(struct engine *e)
+{
+    notify_signal(e->wake);
 }
 
 void engine_drain(struct engine *e)
@@ -599,5 +604,4 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
     out->late_device_allocations = health.late_allocations;
     out->device_memory_drift = health.memory_drift;
     out->alive = !out->dead_reason;
-    if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
 }

@@ -73,13 +73,16 @@ void engine_drain(struct engine *engine);
 /* Steps are counted by their rows, in classes up to these; the last one has those with more. */
 enum { ENGINE_STEP_CLASSES = 14 };
 extern const uint32_t engine_step_rows[ENGINE_STEP_CLASSES - 1];
+/* Asks the thread for a turn, so that an idle engine shows by last_progress_ns that it lives. Cheap; any thread. */
+void engine_probe(struct engine *engine);
 
 /* A consistent-enough picture for /metrics, /ready and logs; each value was true within the last turn. */
 struct engine_stats {
     bool alive; /* the thread lives and the device is not lost */
     bool draining;
-    const char *dead_reason;  /* static text where not alive */
-    int64_t last_progress_ns; /* CLOCK_MONOTONIC: a step finished, or the engine was idle */
+    const char *dead_reason; /* static text where not alive */
+    int64_t
+        last_progress_ns; /* CLOCK_MONOTONIC: a step finished, or a turn had nothing to compute (engine_probe) */
     uint64_t steps;
     uint64_t prompt_tokens, generation_tokens, cached_tokens; /* totals that count */
     uint64_t

@@ -364,16 +364,22 @@ void step_loop_publish(struct engine *e)
     atomic_store_explicit(&e->published.seqs_blocked, counts.blocked, memory_order_relaxed);
     atomic_store_explicit(&e->published.kv_blocks_used, counts.kv_blocks_used,
                           memory_order_relaxed);
-    atomic_store(&e->published.idle, e->live.live_next == &e->live);
 }
 
 /* --- the loop ------------------------------------------------------------------------------------------------- */
+
+/* Nothing is on the device, and nothing could be: all is done, or waits for readers. */
+static bool has_nothing_to_run(const struct engine *e)
+{
+    return in_flight(e) == 0 && (e->live.live_next == &e->live || sched_counts(e->sched).blocked);
+}
 
 static bool turn(struct engine *e)
 {
     bool any;
 
     e->now_ns = clock_mono_ns();
+    if (has_nothing_to_run(e)) e->totals.last_progress_ns = e->now_ns;
     take_attention(e);
     take_inbox(e);
     any = collect_results(e);

@@ -170,7 +170,7 @@ void call_run(void *job)
                                                        [ROUTE_DETOKENIZE] = API_DETOKENIZE};
     struct call *call = job;
     struct frontend *f = call->frontend;
-    struct api_client client = {call->tenant, call->received_ns};
+    struct api_client client = {call->tenant, call->received_ns, call->limits};
     struct engine *engine = atomic_load(&f->engine);
     enum api_state state = service_state(f);
 
@@ -301,13 +301,13 @@ void call_vanish(struct call *call)
     if (call->suspended) io_resume(call);
 }
 
-void call_end(struct call *call)
+void call_end(struct call *call, const char *code, const char *why)
 {
     struct api_fault fault;
 
     if (call->state != CALL_WAITING && call->state != CALL_STREAM) return;
     if (call->ended) return;
-    api_refuse(&fault, 503, "server_draining", NULL, "The server is shutting down.");
+    api_refuse(&fault, 503, code, NULL, "%s", why);
     api_stream_fail(call->api.stream, &fault, &call->out);
     engine_cancel(atomic_load(&call->frontend->engine), call->api.request);
     call->ended = true;

@@ -79,6 +79,7 @@ struct http_stats {
     _Atomic uint64_t rejected[REJECT_REASONS];
     _Atomic uint64_t finished[FINISHED_REASONS]; /* requests that the engine had */
     _Atomic uint64_t aborted;                    /* generation requests whose client had gone */
+    _Atomic uint64_t connections_refused; /* over a limit */
     _Atomic uint64_t connections_accepted, connections_closed, connections_timed_out;
     _Atomic uint64_t stream_bytes, stream_tokens, stream_ns; /* CPU time making text and events */
     _Atomic uint64_t

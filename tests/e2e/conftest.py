@@ -58,6 +58,7 @@ OPTIONS = {
     "context": ("--max-model-len", "context"),
     "body": ("--max-body-bytes", "body"),
     "header_s": ("--header-timeout-s", "header_s"),
+    "body_s": ("--body-timeout-s", "body_s"),
     "idle_s": ("--idle-timeout-s", "idle_s"),
     "stall_s": ("--client-stall-timeout-s", "stall_s"),
     "io": ("--io-threads", "io"),
