@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "engine/stage_times.h"
+#include "observe/zmq_stats.h"
 
 enum http_method { HTTP_GET, HTTP_POST, HTTP_HEAD, HTTP_OPTIONS, HTTP_OTHER, HTTP_METHODS };
 enum http_route {
@@ -67,6 +68,7 @@ struct http_stats {
     struct histogram first_token, inter_token, request;
     struct recent recent_first_token, recent_inter_token, recent_request;
     struct recent recent_stages[STAGES];
+    struct zmq_stats zmq;
 };
 void http_stats_count(struct http_stats *stats, enum http_method method, enum http_route route,
                       unsigned status);
