@@ -10,12 +10,19 @@ PACKAGES_RUN="gcc libc6-dev cmake ninja-build pkg-config curl ca-certificates jq
     libmicrohttpd-dev libjansson-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev"
 PACKAGES_TEST="$PACKAGES_RUN git xz-utils libcmocka-dev python3-dev g++"
 
+# what only --long has a use for: a browser for the page
+PACKAGES_LONG="$PACKAGES_TEST chromium chromium-driver"
+
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 
-# Installs the missing ones of a set ("run" or "test"); asks nothing; needs root or sudo only when something is missing.
+# Installs the missing ones of a set ("run", "test" or "long"); asks nothing; needs root or sudo only when something is missing.
 setup_packages() {
     local wanted missing="" sudo="" p
-    [ "$1" = test ] && wanted=$PACKAGES_TEST || wanted=$PACKAGES_RUN
+    case $1 in
+    run) wanted=$PACKAGES_RUN ;;
+    test) wanted=$PACKAGES_TEST ;;
+    long) wanted=$PACKAGES_LONG ;;
+    esac
     for p in $wanted; do
         dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
     done

@@ -123,6 +123,7 @@ static enum status start_frontend(struct server *s, struct error *err)
         .api_keys = s->keys,
         .api_key_count = s->key_count,
         .cors = c->cors,
+        .web_page = c->web_page,
         .connections_max = (uint32_t)c->max_connections,
         .body_bytes_max = c->max_body_bytes,
         .header_timeout_s = (uint32_t)c->header_timeout_s,

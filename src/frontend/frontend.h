@@ -30,6 +30,7 @@ struct frontend_options {
     const char *const *api_keys; /* [api_key_count] */
     uint32_t api_key_count;      /* 0: no key is asked for */
     bool cors;
+    bool web_page; /* the page at / */
     uint32_t connections_max; /* over all I/O threads */
     uint64_t body_bytes_max;  /* of one body; all bodies at once: 16 times that, at least 256 MiB */
     uint32_t header_timeout_s; /* incomplete request */

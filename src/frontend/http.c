@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "frontend/call.h"
+#include "frontend/web_page.h"
 
 enum {
     LONG_BODY_BYTES = 128 << 10
@@ -66,6 +67,12 @@ void http_add_headers(const struct call *call, struct MHD_Response *response)
 
     MHD_add_response_header(response, "Content-Type", call->content_type);
     MHD_add_response_header(response, "X-Request-Id", call->request_id);
+    if (call->route >= ROUTE_PAGE && call->route <= ROUTE_PAGE_JS) {
+        MHD_add_response_header(response, "Content-Security-Policy", web_page_policy);
+        MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+        MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+        MHD_add_response_header(response, "Cache-Control", "no-cache");
+    }
     if (call->has_origin && call->frontend->options.cors) {
         MHD_add_response_header(response, "Access-Control-Allow-Origin", "*");
         MHD_add_response_header(response, "Access-Control-Expose-Headers", "*");

@@ -1,7 +1,8 @@
-/* service.c - /health, /ready, /version, /metrics, /v1/models: docs/api.md section 6. */
+/* service.c - /health, /ready, /version, /metrics, /v1/models and the page: docs/api.md section 6. */
 #include "api/json_out.h"
 #include "base/clock.h"
 #include "frontend/call.h"
+#include "frontend/web_page.h"
 #include "observe/metrics.h"
 
 static const int64_t stuck_ns = 30000000000; /* no step for so long with work at hand: not ready */
@@ -71,6 +72,15 @@ static void answer_metrics(struct call *call, const struct engine_stats *stats)
     metrics_prometheus(&sources, &call->out);
 }
 
+static void answer_page(struct call *call)
+{
+    if (!call->frontend->options.web_page) {
+        api_refuse(&call->fault, 404, "not_found", NULL, "The page is switched off (--web-page).");
+        return;
+    }
+    buf_append_slice(&call->out, web_page_file(call->route, &call->content_type));
+}
+
 static void answer_models(struct call *call)
 {
     struct frontend *f = call->frontend;
@@ -101,6 +111,9 @@ void service_answer(struct call *call)
     case ROUTE_READY: answer_ready(call, engine ? &stats : NULL); break;
     case ROUTE_VERSION: answer_version(call); break;
     case ROUTE_METRICS: answer_metrics(call, engine ? &stats : NULL); break;
+    case ROUTE_PAGE:
+    case ROUTE_PAGE_CSS:
+    case ROUTE_PAGE_JS: answer_page(call); break;
     default: answer_models(call); break;
     }
 }

@@ -66,6 +66,7 @@ OPTIONS = {
     "seqs": ("--max-num-seqs", "seqs"),
     "connections": ("--max-connections", "connections"),
     "uds": ("--uds", "uds"),
+    "web_page": ("--web-page", "web_page"),
     "load_ms": (None, "load_ms"),
     "drain_ms": (None, "drain_ms"),
 }
@@ -111,7 +112,7 @@ class Daemon:
         if drain_ms is not None:
             command += ["--shutdown-timeout-s", str(max(drain_ms // 1000, 0))]
         for name, value in options.items():
-            command += [OPTIONS[name][0], str(value)]
+            command += [f"{OPTIONS[name][0]}={value}"]
         return command
 
     def log_text(self):

@@ -74,6 +74,7 @@ static struct frontend *start_frontend(void)
                                        .port = (uint16_t)atoi(args[2]),
                                        .uds = text_option("uds", NULL),
                                        .cors = option("cors", 1),
+                                       .web_page = option("web_page", 1),
                                        .connections_max = option("connections", 4096),
                                        .body_bytes_max = option("body", 16777216),
                                        .header_timeout_s = option("header_s", 60),
