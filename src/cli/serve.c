@@ -131,6 +131,10 @@ static enum status start_frontend(struct server *s, struct error *err)
         .client_stall_s = (uint32_t)c->client_stall_timeout_s,
         .io_threads = (uint32_t)c->io_threads,
         .text_threads = (uint32_t)c->text_threads,
+        .zmq_endpoints = c->zmq_listen.items,
+        .zmq_endpoint_count = c->zmq_listen.count,
+        .zmq_server_key_file = c->zmq_server_key_file,
+        .zmq_client_keys_file = c->zmq_client_keys_file,
         .version = INFERD_VERSION,
     };
     enum status st = frontend_start(&options, &s->frontend, err);

@@ -10,6 +10,7 @@
 #include "frontend/call.h"
 #include "frontend/io_thread.h"
 #include "frontend/listen.h"
+#include "frontend/zmq.h"
 
 enum { TEXT_QUEUE_MAX = 4096, LONG_QUEUE_MAX = 256 };
 static const uint64_t bodies_min = 256u << 20;
@@ -54,6 +55,7 @@ static enum status start_all(struct frontend *f, struct error *err)
         st = io_create(f, &f->io[i], i, (o->connections_max + o->io_threads - 1) / o->io_threads,
                        err);
     }
+    if (!st && o->zmq_endpoint_count) st = zmq_front_create(f, &f->zmq, err);
     return st;
 }
 
@@ -85,6 +87,11 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
     return STATUS_OK;
 }
 
+const char *frontend_zmq_endpoint(const struct frontend *f, uint32_t i)
+{
+    return f->zmq->endpoints[i];
+}
+
 uint16_t frontend_port(const struct frontend *f)
 {
     return f->port;
@@ -113,8 +120,10 @@ void frontend_stop(struct frontend *f)
     atomic_store(&f->draining, true);
     for (uint32_t i = 0; i < f->io_count; i++)
         io_stop(&f->io[i]);
+    zmq_front_stop(f->zmq);
     for (uint32_t i = 0; i < f->io_count; i++)
         io_destroy(&f->io[i]);
+    zmq_front_destroy(f->zmq);
     text_pool_destroy(f->pool);
     text_pool_destroy(f->long_pool);
     if (f->listen_fd >= 0) close(f->listen_fd);

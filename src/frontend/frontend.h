@@ -30,21 +30,29 @@ struct frontend_options {
     const char *const *api_keys; /* [api_key_count] */
     uint32_t api_key_count;      /* 0: no key is asked for */
     bool cors;
-    bool web_page; /* the page at / */
+    bool web_page;            /* the page at / */
     uint32_t connections_max; /* over all I/O threads */
     uint64_t body_bytes_max;  /* of one body; all bodies at once: 16 times that, at least 256 MiB */
     uint32_t header_timeout_s; /* incomplete request */
     uint32_t idle_timeout_s;   /* keep-alive connection without a request */
     uint32_t client_stall_s;   /* a client that reads nothing of its answer */
     uint32_t io_threads, text_threads;
-    const char *version; /* "0.1.0" */
-    const char *commit;  /* NULL: not told */
+    const char *const
+        *zmq_endpoints;          /* [zmq_endpoint_count] "tcp://127.0.0.1:5555", "ipc:///run/x" */
+    uint32_t zmq_endpoint_count; /* 0: no ZeroMQ */
+    const char
+        *zmq_server_key_file; /* CURVE secret key; NULL or "": connections are in the clear */
+    const char *zmq_client_keys_file; /* public keys of the clients; NULL or "": any client */
+    const char *version;              /* "0.1.0" */
+    const char *commit;               /* NULL: not told */
 };
 
 /* Binds, listens, starts the threads. Errors: STATUS_IO with address and port in the sentence (a taken port too, before
  * anything else is done), STATUS_NOMEM, STATUS_INVALID (host is no address). */
 enum status frontend_start(const struct frontend_options *options, struct frontend **out,
                            struct error *err);
+/* The ZeroMQ endpoint as bound ("tcp://127.0.0.1:40123"), in the order of the options. */
+const char *frontend_zmq_endpoint(const struct frontend *frontend, uint32_t i);
 /* The TCP port in use, 0 for a unix socket. */
 uint16_t frontend_port(const struct frontend *frontend);
 

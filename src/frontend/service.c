@@ -29,16 +29,31 @@ static void answer_health(struct call *call, const struct engine_stats *stats)
         buf_append_str(&call->out, "{\"status\":\"ok\"}");
 }
 
+static const char *fault_of(const struct engine_stats *stats)
+{
+    if (!stats->alive) return stats->dead_reason ? stats->dead_reason : "the engine has ended";
+    if (stats->seqs_running && clock_mono_ns() - stats->last_progress_ns > stuck_ns)
+        return "the engine has made no progress for 30 s";
+    return NULL;
+}
+
+const char *service_fault(const struct frontend *f)
+{
+    struct engine *engine = atomic_load(&f->engine);
+    struct engine_stats stats;
+
+    if (!engine) return NULL;
+    engine_stats(engine, &stats);
+    return fault_of(&stats);
+}
+
 static void answer_ready(struct call *call, const struct engine_stats *stats)
 {
     enum api_state state = service_state(call->frontend);
+    const char *fault = stats ? fault_of(stats) : NULL;
 
-    if (stats && !stats->alive) {
-        put_error(call, stats->dead_reason);
-        return;
-    }
-    if (stats && stats->seqs_running && clock_mono_ns() - stats->last_progress_ns > stuck_ns) {
-        put_error(call, "the engine has made no progress for 30 s");
+    if (fault) {
+        put_error(call, fault);
         return;
     }
     if (state == API_READY) {

@@ -25,12 +25,12 @@ enum { ZMQ_STATUSES = 12 };
 
 struct zmq_stats {
     _Atomic uint64_t requests[ZMQ_KINDS][ZMQ_STATUSES]; /* finished, by the status of their end */
-    _Atomic uint64_t malformed;        /* messages that no Request could be read from */
+    _Atomic uint64_t malformed; /* messages that no Request could be read from */
     _Atomic uint64_t messages_in, messages_out, bytes_in, bytes_out;
     _Atomic uint64_t clients_vanished; /* gone with requests open */
     _Atomic uint64_t clients_slow;     /* cut because they did not read */
-    _Atomic uint64_t keys_refused;     /* CURVE handshakes of clients whose key is not in the list */
-    _Atomic uint32_t clients;          /* with requests open or answers unsent */
+    _Atomic uint64_t keys_refused; /* CURVE handshakes of clients whose key is not in the list */
+    _Atomic uint32_t clients;      /* with requests open or answers unsent */
 };
 void zmq_stats_count(struct zmq_stats *stats, enum zmq_kind kind, unsigned status);
 /* Appends the families in Prometheus' text format. */
