@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -212,12 +213,35 @@ static enum status set_options(struct zmq_front *z, struct error *err)
     return STATUS_OK;
 }
 
+static const char *path_of(const char *endpoint)
+{
+    return strncmp(endpoint, "ipc:///", 7) == 0 ? endpoint + 6 : NULL;
+}
+
+static uint64_t inode_of(const char *endpoint)
+{
+    const char *path = path_of(endpoint);
+    struct stat about;
+
+    return path && !stat(path, &about) ? about.st_ino : 0;
+}
+
+/* libzmq leaves its socket file behind. One that a newer daemon has put there since is not ours. */
+static void remove_files(struct zmq_front *z)
+{
+    for (uint32_t i = 0; i < z->endpoint_count; i++)
+        if (z->endpoint_inodes[i] && inode_of(z->endpoints[i]) == z->endpoint_inodes[i])
+            unlink(path_of(z->endpoints[i]));
+}
+
 static enum status bind_all(struct zmq_front *z, struct error *err)
 {
     const struct frontend_options *o = &z->frontend->options;
 
     z->endpoints = calloc(o->zmq_endpoint_count, sizeof *z->endpoints);
-    if (!z->endpoints) return error_set(err, STATUS_NOMEM, "no memory for the ZeroMQ front end");
+    z->endpoint_inodes = calloc(o->zmq_endpoint_count, sizeof *z->endpoint_inodes);
+    if (!z->endpoints || !z->endpoint_inodes)
+        return error_set(err, STATUS_NOMEM, "no memory for the ZeroMQ front end");
     for (uint32_t i = 0; i < o->zmq_endpoint_count; i++) {
         const char *wanted = o->zmq_endpoints[i];
         size_t size = sizeof z->endpoints[i];
@@ -230,6 +254,7 @@ static enum status bind_all(struct zmq_front *z, struct error *err)
             return error_set(err, STATUS_IO, "cannot listen on %.200s: %s", wanted,
                              zmq_strerror(zmq_errno()));
         zmq_getsockopt(z->router, ZMQ_LAST_ENDPOINT, z->endpoints[i], &size);
+        z->endpoint_inodes[i] = inode_of(z->endpoints[i]);
         z->endpoint_count++;
         log_info("listening", "zmq=%s curve=%s", z->endpoints[i], z->auth ? "yes" : "no");
     }
@@ -288,10 +313,12 @@ void zmq_front_destroy(struct zmq_front *z)
     if (z->router) zmq_close(z->router);
     if (z->zap) zmq_close(z->zap);
     if (z->context) zmq_ctx_term(z->context); /* waits LINGER_MS at most */
+    remove_files(z);
     zmq_auth_destroy(z->auth);
     if (z->bell.event_fd >= 0) output_bell_fini(&z->bell);
     if (z->wake_fd >= 0) close(z->wake_fd);
     pthread_mutex_destroy(&z->lock);
     free(z->endpoints);
+    free(z->endpoint_inodes);
     free(z);
 }

@@ -64,7 +64,8 @@ struct zmq_front {
     struct zmq_stats *stats;
     void *context, *router, *zap;
     struct zmq_auth *auth;
-    char (*endpoints)[256]; /* [endpoint_count] as bound */
+    char (*endpoints)[256];    /* [endpoint_count] as bound */
+    uint64_t *endpoint_inodes; /* [endpoint_count] of the socket file of ipc; 0: none */
     uint32_t endpoint_count;
     pthread_t thread;
     bool started;

@@ -42,7 +42,7 @@ bool zmq_auth_key_ok(const struct frontend *f, struct slice key)
     return ok && key.len;
 }
 
-/* --- key files: lines of 40 characters (Z85), # comments --- */
+/* --- key files: a key of 40 characters (Z85, which has # too) begins a line; other lines that begin with # are comments --- */
 
 static char *next_line(char **at)
 {
@@ -50,8 +50,8 @@ static char *next_line(char **at)
 
     while ((line = strsep(at, "\r\n"))) {
         line += strspn(line, " \t");
-        line[strcspn(line, " \t#")] = 0;
-        if (*line) return line;
+        line[strcspn(line, " \t")] = 0;
+        if (*line && (*line != '#' || strlen(line) == KEY_TEXT)) return line;
     }
     return NULL;
 }

@@ -278,7 +278,8 @@ def vanishing(server):
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_a_vanished_client_leaves_nothing(server, how):
+def test_a_vanished_client_leaves_nothing(start, how):
+    server = start(step_us=5000, zmq="tcp://127.0.0.1:*")
     before = server.wait_idle()
     process = vanishing(server)
     time.sleep(0.2)
