@@ -31,7 +31,8 @@
 #include "frontend/frontend.h"
 
 enum { EXIT_LOST = 3, LOADING_LOG_MS = 1000 };
-static const int64_t LOST_NS = 5000000000; /* a lost device whose engine does not end: it hangs in the driver */
+static const int64_t LOST_NS =
+    5000000000; /* a lost device whose engine does not end: it hangs in the driver */
 
 struct server {
     const struct config *config;
@@ -189,6 +190,10 @@ static enum status start_frontend(struct server *s, struct error *err)
         .log_prompts = c->log_prompts,
         .tracer = s->tracer,
         .served = &s->served,
+        .zmq_endpoints = c->zmq_listen.items,
+        .zmq_endpoint_count = c->zmq_listen.count,
+        .zmq_server_key_file = c->zmq_server_key_file,
+        .zmq_client_keys_file = c->zmq_client_keys_file,
         .version = INFERD_VERSION,
     };
     enum status st = keys_read(c, s->systemd.credentials, &keys, err);

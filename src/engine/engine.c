@@ -265,7 +265,7 @@ static void init_choice(const struct engine *e, struct engine_request *er, uint3
         .biases = r->sampling.biases,
         .priority = r->priority,
         .tenant = r->tenant,
-        .salt = r->tenant,
+        .salt = r->cache_salt ? hash_mix64(r->tenant ^ r->cache_salt) : r->tenant,
         .credit = &er->credit,
         .owner = er,
     };

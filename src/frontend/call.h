@@ -1,4 +1,4 @@
-/* call.h - one HTTP request and its answer; and the parts of the frontend that all its files share.
+/* call.h - one request (of HTTP; of ZeroMQ: zmq.h) and its answer; and the parts of the frontend that all its files share.
  *
  * A call belongs to one connection and is touched by its I/O thread, save while a text thread has it (CALL_PARSING): then
  * only `gone` is shared.
@@ -50,8 +50,11 @@ struct conn {
     struct conn *prev, *next;
 };
 
+struct zmq_front;
+
 struct call {
-    struct conn *conn;
+    struct conn *conn;     /* HTTP; NULL for ZeroMQ */
+    struct zmq_front *zmq; /* ZeroMQ: it stands first in a struct zmq_call (zmq.h); else NULL */
     struct frontend *frontend;
     enum call_state state;
     bool suspended;
@@ -126,10 +129,13 @@ struct frontend {
     int listen_fd;
     uint16_t port;
     uint32_t io_count;
-    struct io_thread *io; /* [io_count] */
+    struct io_thread *io;  /* [io_count] */
+    struct zmq_front *zmq; /* NULL: no ZeroMQ */
 };
 
 /* --- call.c: life of a call --- */
+/* "req-" and 24 hexadecimal digits. */
+void call_fresh_id(char out[132]);
 struct call *call_create(struct conn *conn, const char *target);
 void call_destroy(struct call *call);
 /* Takes memory for `bytes` more of the body; false: over the limit of all bodies. */
@@ -176,6 +182,8 @@ void http_add_headers(const struct call *call, struct MHD_Response *response);
 /* Fills call->status, content_type and out (or call->fault). */
 void service_answer(struct call *call);
 enum api_state service_state(const struct frontend *frontend);
+/* Why the engine serves nobody, though it was ready; NULL: nothing is wrong. */
+const char *service_fault(const struct frontend *frontend, char text[96]);
 
 /* --- io_thread.c --- */
 enum status io_create(struct frontend *frontend, struct io_thread *io, uint32_t number,

@@ -13,6 +13,7 @@
 #include "frontend/io_thread.h"
 #include "frontend/listen.h"
 #include "frontend/tls.h"
+#include "frontend/zmq.h"
 
 enum { TEXT_QUEUE_MAX = 4096, LONG_QUEUE_MAX = 256 };
 static const uint64_t bodies_min = 256u << 20;
@@ -78,6 +79,7 @@ static enum status start_all(struct frontend *f, struct error *err)
                        err);
     }
     if (!st && (o->admin_path || o->admin_fd)) st = admin_start(f, &f->admin, err);
+    if (!st && o->zmq_endpoint_count) st = zmq_front_create(f, &f->zmq, err);
     return st;
 }
 
@@ -121,6 +123,11 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
         return st;
     }
     return STATUS_OK;
+}
+
+const char *frontend_zmq_endpoint(const struct frontend *f, uint32_t i)
+{
+    return f->zmq->endpoints[i];
 }
 
 uint16_t frontend_port(const struct frontend *f)
@@ -219,8 +226,10 @@ void frontend_stop(struct frontend *f)
     atomic_store(&f->refusing, true);
     for (uint32_t i = 0; i < f->io_count; i++)
         io_stop(&f->io[i]);
+    zmq_front_stop(f->zmq);
     for (uint32_t i = 0; i < f->io_count; i++)
         io_destroy(&f->io[i]);
+    zmq_front_destroy(f->zmq);
     text_pool_destroy(f->pool);
     text_pool_destroy(f->long_pool);
     if (f->listen_fd >= 0) close(f->listen_fd);

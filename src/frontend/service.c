@@ -46,20 +46,36 @@ static void put_loading(struct call *call)
     buf_append_char(&call->out, '}');
 }
 
+/* Why the engine cannot serve, into text[96]; NULL: it can. */
+static const char *fault_of(const struct frontend *f, const struct engine_stats *stats, char *text)
+{
+    uint32_t limit_s = f->options.progress_timeout_s;
+
+    if (!stats->alive) return stats->dead_reason ? stats->dead_reason : "the engine has ended";
+    if (clock_mono_ns() - stats->last_progress_ns <= limit_s * INT64_C(1000000000)) return NULL;
+    snprintf(text, 96, "the engine has made no progress for %u s", limit_s);
+    return text;
+}
+
+const char *service_fault(const struct frontend *f, char text[96])
+{
+    struct engine *engine = atomic_load(&f->engine);
+    struct engine_stats stats;
+
+    if (!engine) return NULL;
+    engine_stats(engine, &stats);
+    return fault_of(f, &stats, text);
+}
+
 /* Loaded, not draining, and a step or a probe of the idle engine has ended not long ago. */
 static void answer_ready(struct call *call, const struct engine_stats *stats)
 {
     const struct frontend *f = call->frontend;
-    uint32_t limit_s = f->options.progress_timeout_s;
     char text[96];
+    const char *fault = stats ? fault_of(f, stats, text) : NULL;
 
-    if (stats && !stats->alive) {
-        put_error(call, stats->dead_reason);
-        return;
-    }
-    if (stats && clock_mono_ns() - stats->last_progress_ns > limit_s * INT64_C(1000000000)) {
-        snprintf(text, sizeof text, "the engine has made no progress for %u s", limit_s);
-        put_error(call, text);
+    if (fault) {
+        put_error(call, fault);
         return;
     }
     if (stats && !atomic_load(&f->draining)) {

@@ -289,6 +289,7 @@ void metrics_prometheus(const struct metrics_sources *sources, struct buf *out)
     static const struct engine_stats none;
 
     put_http(out, sources->http);
+    zmq_stats_put(&sources->http->zmq, out);
     put_engine(out, sources->engine ? sources->engine : &none);
     put_kv(out, sources->engine ? sources->engine : &none);
     put_window(out, sources->engine ? sources->engine : &none);
