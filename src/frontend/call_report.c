@@ -96,7 +96,7 @@ static void fill(struct call *call, unsigned status, int64_t now_ns, struct requ
     const struct metrics_model *served = call->frontend->options.served;
     const char *code = call->fault.code;
 
-    *out = (struct request_record){.route = http_route_pattern(call->route),
+    *out = (struct request_record){.route = call->zmq ? "zmq" : http_route_pattern(call->route),
                                    .operation = call->route == ROUTE_CHAT ? OPERATION_CHAT
                                                                           : OPERATION_COMPLETION,
                                    .status = status,
