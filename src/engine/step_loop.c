@@ -94,10 +94,18 @@ static const char *lost_reason(const struct engine *e)
     return health.reason ? health.reason : "the device was lost";
 }
 
+const uint32_t engine_step_rows[ENGINE_STEP_CLASSES - 1] = {1,   8,    16,   32,   64,   128,  256,
+                                                            512, 1024, 2048, 4096, 8192, 16384};
+
 static void count_step(struct engine *e, const struct flight *flight,
                        const struct step_result *result)
 {
     e->totals.steps++;
+    uint32_t class = 0;
+
+    while (class < ENGINE_STEP_CLASSES - 1 && flight->planned.row_count > engine_step_rows[class])
+        class ++;
+    e->totals.step_classes[class]++;
     e->totals.step_rows_sum += flight->planned.row_count;
     if (result->ended_ns > result->started_ns) {
         e->totals.step_ns_sum += (uint64_t)(result->ended_ns - result->started_ns);
@@ -187,11 +195,12 @@ static void note_started(struct engine *e, const struct sched_step *planned)
             if (choice->number % request->best_of == 0) { /* each prompt counts once */
                 times->cached_tokens += choice->seq.cached;
                 e->totals.cached_tokens += choice->seq.cached;
+                e->totals.computed_tokens += choice->seq.prompt_count - choice->seq.cached;
             }
             engine_leave_queue(e, choice);
             e->starts++;
             if (!times->scheduled_ns) {
-                times->scheduled_ns = e->now_ns;
+                __atomic_store_n(&times->scheduled_ns, e->now_ns, __ATOMIC_RELAXED);
                 times->queued_for = seq_hold_name(choice->seq.held);
             }
         }
@@ -304,6 +313,7 @@ static void publish_forecast(struct engine *e)
     PUBLISH_FORECAST(pair_ns);
     PUBLISH_FORECAST(decode_pairs);
     PUBLISH_FORECAST(rows_under_way);
+    PUBLISH_FORECAST(rows_of_floods);
     PUBLISH_FORECAST(decodes);
     PUBLISH_FORECAST(free_slots);
     atomic_store_explicit(&e->published.forecast_ready, f.ready, memory_order_relaxed);
@@ -318,6 +328,9 @@ void step_loop_publish(struct engine *e)
     PUBLISH(prompt_tokens);
     PUBLISH(generation_tokens);
     PUBLISH(cached_tokens);
+    PUBLISH(computed_tokens);
+    for (int i = 0; i < ENGINE_STEP_CLASSES; i++)
+        PUBLISH(step_classes[i]);
     PUBLISH(requests_finished);
     PUBLISH(requests_aborted);
     PUBLISH(requests_failed);
@@ -338,6 +351,11 @@ void step_loop_publish(struct engine *e)
     e->totals.kv_wasted_ns = counts.kv_wasted_ns;
     PUBLISH(kv_held_ns);
     PUBLISH(kv_wasted_ns);
+    e->totals.kv_places = counts.kv_places;
+    e->totals.kv_tokens = counts.kv_tokens;
+    PUBLISH(kv_places);
+    PUBLISH(kv_tokens);
+    atomic_store_explicit(&e->published.held, (uint32_t)counts.held, memory_order_relaxed);
     publish_window(e, counts.holds);
     publish_forecast(e);
     atomic_store_explicit(&e->published.seqs_running, counts.running + counts.leaving,
@@ -346,16 +364,22 @@ void step_loop_publish(struct engine *e)
     atomic_store_explicit(&e->published.seqs_blocked, counts.blocked, memory_order_relaxed);
     atomic_store_explicit(&e->published.kv_blocks_used, counts.kv_blocks_used,
                           memory_order_relaxed);
-    atomic_store(&e->published.idle, e->live.live_next == &e->live);
 }
 
 /* --- the loop ------------------------------------------------------------------------------------------------- */
+
+/* Nothing is on the device, and nothing could be: all is done, or waits for readers. */
+static bool has_nothing_to_run(const struct engine *e)
+{
+    return in_flight(e) == 0 && (e->live.live_next == &e->live || sched_counts(e->sched).blocked);
+}
 
 static bool turn(struct engine *e)
 {
     bool any;
 
     e->now_ns = clock_mono_ns();
+    if (has_nothing_to_run(e)) e->totals.last_progress_ns = e->now_ns;
     take_attention(e);
     take_inbox(e);
     any = collect_results(e);
