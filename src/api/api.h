@@ -135,6 +135,8 @@ enum status api_prompt_text(const struct api_model *model, const struct request 
 /* --- other bodies --- */
 
 void api_models_body(const struct api_model *model, struct buf *out);
+/* GET /tokenizer_info: docs/api.md section 7. */
+void api_tokenizer_info_body(const struct api_model *model, struct buf *out);
 /* One MODEL, or false when `name` is none of the served ones (*fault: 404 model_not_found). */
 bool api_model_body(const struct api_model *model, struct slice name, struct buf *out,
                     struct api_fault *fault);
