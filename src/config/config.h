@@ -46,6 +46,11 @@ void config_fini(struct config *config);
 /* Whether the option was given anywhere; field: "max_model_len". */
 bool config_given(const struct config *config, const char *field);
 
+/* Options by number, 0..config_count()-1: name with underscores, and whether two runs have the same value. */
+uint32_t config_count(void);
+const char *config_name(uint32_t option);
+bool config_same(const struct config *a, const struct config *b, uint32_t option);
+
 /* `--help`'s list, and docs/configuration.md. */
 void config_print_help(FILE *to);
 void config_print_markdown(FILE *to);

@@ -9,10 +9,11 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "frontend/zmq.h"
 
 enum { PUMP_OUTPUTS_MAX = 256, PUMP_BYTES_MAX = 64 << 10 }; /* of one call in one turn */
 
-static void fresh_id(char out[132])
+void call_fresh_id(char out[132])
 {
     unsigned char bytes[12] = {0};
 
@@ -33,7 +34,7 @@ struct call *call_create(struct conn *conn, const char *target)
     call->conn = conn;
     call->frontend = NULL;
     call->content_type = "application/json";
-    fresh_id(call->request_id);
+    call_fresh_id(call->request_id);
     return call;
 }
 
@@ -111,7 +112,10 @@ void call_count(struct call *call, unsigned status)
 
     if (call->counted) return;
     call->counted = true;
-    http_stats_count(stats, call->method, call->route, status);
+    if (call->zmq)
+        zmq_stats_count(&stats->zmq, ((const struct zmq_call *)call)->kind, status);
+    else
+        http_stats_count(stats, call->method, call->route, status);
     if (call->fault.http_status) count_rejected(stats, &call->fault);
     if (status == 499 && call_is_generation(call) && call->received_ns)
         atomic_fetch_add_explicit(&stats->aborted, 1, memory_order_relaxed);
@@ -144,7 +148,7 @@ static void submit(struct call *call, struct engine *engine, enum api_route rout
 
     request->frontend = call;
     if (call->timeout_ns) request->deadline_ns = call->received_ns + call->timeout_ns;
-    request->bell = io_bell(call->conn->io);
+    request->bell = call->zmq ? zmq_front_bell(call) : io_bell(call->conn->io);
     enum status st = engine_submit(engine, request, &retry_after_s, &err);
 
     if (!st) {
@@ -170,19 +174,26 @@ void call_run(void *job)
                                                        [ROUTE_DETOKENIZE] = API_DETOKENIZE};
     struct call *call = job;
     struct frontend *f = call->frontend;
-    struct api_client client = {call->tenant, call->received_ns};
+    struct api_client client = {
+        .tenant = call->tenant, .received_ns = call->received_ns, .limits = call->limits};
     struct engine *engine = atomic_load(&f->engine);
     enum api_state state = service_state(f);
 
     if (!atomic_load(&call->gone)) {
-        api_open(engine ? &f->model : NULL, routes[call->route], state, buf_slice(&call->body),
-                 &client, &call->api);
+        if (call->zmq)
+            zmq_front_open(call, engine ? &f->model : NULL, state, &client);
+        else
+            api_open(engine ? &f->model : NULL, routes[call->route], state, buf_slice(&call->body),
+                     &client, &call->api);
         if (call->api.kind == API_GENERATE && f->options.log_prompts) log_prompt(call);
         if (call->api.kind == API_GENERATE && !atomic_load(&call->gone))
             submit(call, engine, routes[call->route]);
     }
     release_body(call);
-    io_done(call);
+    if (call->zmq)
+        zmq_front_done(call);
+    else
+        io_done(call);
 }
 
 /* --- on the I/O thread --- */
@@ -301,13 +312,13 @@ void call_vanish(struct call *call)
     if (call->suspended) io_resume(call);
 }
 
-void call_end(struct call *call)
+void call_end(struct call *call, const char *code, const char *why)
 {
     struct api_fault fault;
 
     if (call->state != CALL_WAITING && call->state != CALL_STREAM) return;
     if (call->ended) return;
-    api_refuse(&fault, 503, "server_draining", NULL, "The server is shutting down.");
+    api_refuse(&fault, 503, code, NULL, "%s", why);
     api_stream_fail(call->api.stream, &fault, &call->out);
     engine_cancel(atomic_load(&call->frontend->engine), call->api.request);
     call->ended = true;

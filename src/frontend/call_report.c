@@ -47,11 +47,12 @@ static void take_times(const struct call *call, unsigned status, int64_t now_ns,
 static void put_client(const struct call *call, char *out, size_t size)
 {
     const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(call->conn->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+        call->zmq ? NULL
+                  : MHD_get_connection_info(call->conn->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     const struct sockaddr *from = info ? info->client_addr : NULL;
     char address[INET6_ADDRSTRLEN] = "";
 
-    snprintf(out, size, "%s", from && from->sa_family == AF_UNIX ? "unix" : "");
+    snprintf(out, size, "%s", call->zmq ? "zmq" : from && from->sa_family == AF_UNIX ? "unix" : "");
     if (from && from->sa_family == AF_INET) {
         const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)from;
 
@@ -95,7 +96,7 @@ static void fill(struct call *call, unsigned status, int64_t now_ns, struct requ
     const struct metrics_model *served = call->frontend->options.served;
     const char *code = call->fault.code;
 
-    *out = (struct request_record){.route = http_route_pattern(call->route),
+    *out = (struct request_record){.route = call->zmq ? "zmq" : http_route_pattern(call->route),
                                    .operation = call->route == ROUTE_CHAT ? OPERATION_CHAT
                                                                           : OPERATION_COMPLETION,
                                    .status = status,

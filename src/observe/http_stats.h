@@ -13,6 +13,7 @@
 #include "observe/recent.h"
 
 struct request_record;
+#include "observe/zmq_stats.h"
 
 enum http_method { HTTP_GET, HTTP_POST, HTTP_HEAD, HTTP_OPTIONS, HTTP_OTHER, HTTP_METHODS };
 enum http_route {
@@ -80,6 +81,7 @@ struct http_stats {
     _Atomic uint64_t rejected[REJECT_REASONS];
     _Atomic uint64_t finished[FINISHED_REASONS]; /* requests that the engine had */
     _Atomic uint64_t aborted;                    /* generation requests whose client had gone */
+    _Atomic uint64_t connections_refused;        /* over a limit */
     _Atomic uint64_t connections_accepted, connections_closed, connections_timed_out;
     _Atomic uint64_t stream_bytes, stream_tokens, stream_ns; /* CPU time making text and events */
     _Atomic uint64_t
@@ -90,6 +92,7 @@ struct http_stats {
     struct recent recent_stages[STAGES];
     struct recent_rate recent_prompt_tokens, recent_generated_tokens, recent_finished;
     struct live live;
+    struct zmq_stats zmq;
 };
 struct http_stats *http_stats_create(void);        /* NULL: no memory */
 void http_stats_destroy(struct http_stats *stats); /* takes NULL */

@@ -214,6 +214,11 @@ static void put_engine(struct buf *out, const struct engine_stats *e)
             e->host_ns_sum);
     single(out, "step_path_allocations_total", "counter",
            "Allocations on the step path after start; stays 0.", e->late_mallocs);
+    single(out, "device_late_allocations_total", "counter",
+           "Memory that the device took after start; stays 0.", e->late_device_allocations);
+    real(out, "device_memory_drift_bytes",
+         "Free memory of the GPU at start less free memory when last looked at.",
+         (double)e->device_memory_drift);
 }
 
 static void put_recent_of(struct buf *out, const char *what, const struct recent *recent,
@@ -284,6 +289,7 @@ void metrics_prometheus(const struct metrics_sources *sources, struct buf *out)
     static const struct engine_stats none;
 
     put_http(out, sources->http);
+    zmq_stats_put(&sources->http->zmq, out);
     put_engine(out, sources->engine ? sources->engine : &none);
     put_kv(out, sources->engine ? sources->engine : &none);
     put_window(out, sources->engine ? sources->engine : &none);

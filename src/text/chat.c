@@ -208,6 +208,7 @@ static json_t *shaped_content(const struct chat *chat, enum chat_role role, cons
 {
     if (json_is_array(content))
         return chat->forms.walks_lists[role] ? text_parts(content) : joined_parts(content);
+    if (json_is_null(content) && chat->forms.empty_for_null) return json_string("");
     if (json_is_string(content) && chat->forms.only_lists[role])
         return json_pack("[{s:s, s:O}]", "type", "text", "text", content);
     return json_incref((json_t *)content);

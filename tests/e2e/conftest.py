@@ -58,6 +58,7 @@ OPTIONS = {
     "context": ("--max-model-len", "context"),
     "body": ("--max-body-bytes", "body"),
     "header_s": ("--header-timeout-s", "header_s"),
+    "body_s": ("--body-timeout-s", "body_s"),
     "idle_s": ("--idle-timeout-s", "idle_s"),
     "stall_s": ("--client-stall-timeout-s", "stall_s"),
     "io": ("--io-threads", "io"),
@@ -66,9 +67,16 @@ OPTIONS = {
     "seqs": ("--max-num-seqs", "seqs"),
     "connections": ("--max-connections", "connections"),
     "uds": ("--uds", "uds"),
+    "zmq": ("--zmq-listen", "zmq"),
+    "zmq_key": ("--zmq-server-key-file", "zmq_key"),
+    "zmq_clients": ("--zmq-client-keys-file", "zmq_clients"),
     "web_page": ("--web-page", "web_page"),
     "load_ms": (None, "load_ms"),
     "drain_ms": (None, "drain_ms"),
+    "fault": ("--inject-fault", None),
+    "step_timeout_s": ("--step-timeout-s", None),
+    "numerics": ("--cpu-numerics", None),
+    "dtype": ("--dtype", None),
 }
 
 

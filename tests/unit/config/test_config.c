@@ -77,7 +77,7 @@ TEST(a_wrong_name_is_told_the_nearest_right_one)
 
     EXPECT_EQ(PARSE(&c, &err, "--max-model-lne", "5"), STATUS_INVALID);
     EXPECT_STR(err.message,
-               "--max-model-lne: there is no such option; did you mean max-model-len?");
+               "--max-model-lne: there is no such option; did you mean --max-model-len?");
     EXPECT_EQ(PARSE(&c, &err, "--xyzzyplugh", "5"), STATUS_INVALID);
     EXPECT_STR(err.message,
                "--xyzzyplugh: there is no such option (inferd serve --help lists them)");
