@@ -219,9 +219,7 @@ void call_parsed(struct call *call)
         return;
     }
     call->last_taken_ns = clock_mono_ns();
-    call->live =
-        live_enter(&call->frontend->stats->live, call->api.request->id,
-                   http_route_pattern(call->route), call->received_ns, &call->api.request->times);
+    call_show(call);
     if (!api_stream_is_sse(call->api.stream)) {
         call->state = CALL_WAITING;
         call_pump(call, &more);

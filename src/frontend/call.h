@@ -152,6 +152,8 @@ void call_vanish(struct call *call);
 void call_end(struct call *call, const char *code, const char *why);
 /* Counts the finished request, once: metrics, log line, trace. */
 void call_count(struct call *call, unsigned status);
+/* call_report.c: /stats lists it from here on, until call_count. */
+void call_show(struct call *call);
 /* call_report.c: the record of a request that is over, to all who want it. */
 void call_report(struct call *call, unsigned status, int64_t now_ns);
 static inline bool call_is_generation(const struct call *call)

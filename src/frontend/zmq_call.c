@@ -227,6 +227,7 @@ static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
     call->tenant =
         z->settings->o.api_key_count ? hash_bytes(head->api_key.ptr, head->api_key.len, 0) : 0;
     call->received_ns = clock_mono_ns();
+    call->wall_ns = clock_wall_ns();
     buf_init(&call->body, 0);
     buf_init(&call->out, 0);
     zc->client = client;
@@ -438,6 +439,7 @@ void zmq_call_opened(struct zmq_front *z, struct zmq_call *zc)
     }
     if (call->api.kind == API_GENERATE) {
         call->last_taken_ns = clock_mono_ns();
+        call_show(call);
         call->state = api_stream_is_sse(call->api.stream) ? CALL_STREAM : CALL_WAITING;
         api_stream_begin(call->api.stream, &zc->client->out);
         zmq_client_touch(z, zc->client);
