@@ -178,6 +178,7 @@ static void take_head(struct call *call, const struct http_head *head, const cha
     call->method = http_method_of(method);
     call->route = http_route_of(call->target, call->path, sizeof call->path, &call->model_id);
     call->has_origin = head->has_origin;
+    call->http11 = head->http11;
     call->timeout_ns = head->timeout_ns;
     if (head->request_id && http_request_id_ok(head->request_id))
         snprintf(call->request_id, sizeof call->request_id, "%s", head->request_id);

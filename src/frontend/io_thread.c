@@ -62,6 +62,14 @@ void io_resume(struct call *call)
     MHD_resume_connection(call->conn->mhd);
 }
 
+void io_watch_writable(struct call *call, bool on)
+{
+    struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET | (on ? EPOLLOUT : 0u),
+                                .data.ptr = call->conn};
+
+    epoll_ctl(call->conn->io->epoll_fd, EPOLL_CTL_MOD, call->conn->fd, &event);
+}
+
 void io_done(struct call *call)
 {
     struct io_thread *io = call->conn->io;
@@ -110,6 +118,11 @@ static void pump(struct call *call)
 
     if (call->state == CALL_STREAM && !call->suspended) return; /* libmicrohttpd will ask */
     if (call->state != CALL_STREAM && call->state != CALL_WAITING) return;
+    if (call->direct) {
+        sse_pump(call, &more);
+        if (more) io_again(call);
+        return;
+    }
     call_pump(call, &more);
     if (call->state == CALL_STREAM && (call->out.len > call->out_at || call->ended))
         io_resume(call);
@@ -311,7 +324,7 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
         atomic_fetch_add_explicit(&io->frontend->stats->connections_timed_out, 1,
                                   memory_order_relaxed);
         shutdown(conn->fd, SHUT_RDWR); /* libmicrohttpd sees the end and closes */
-    } else if (call->state == CALL_STREAM && !call->suspended &&
+    } else if (call->state == CALL_STREAM && (call->direct ? call->blocked : !call->suspended) &&
                now - call->last_taken_ns > o->client_stall_s * second_ns) {
         log_info("client stalled", "request_id=%s", call->request_id);
         call_vanish(call);
@@ -365,6 +378,8 @@ static void turn(struct io_thread *io, int ms)
             linger = true;
         else if (tag != &tag_mhd && events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
             hang_up(tag);
+        else if (tag != &tag_mhd && ((struct conn *)tag)->call)
+            sse_writable(((struct conn *)tag)->call);
     }
     if (done) drain_eventfd(io->wake_fd);
     if (bell) drain_eventfd(io->bell.event_fd);
