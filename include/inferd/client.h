@@ -127,7 +127,7 @@ struct inferd_event {
     const char *completion_id, *request_id, *model;
     /* INFERD_CHUNK */
     uint32_t index;   /* of the choice */
-    const char *text; /* UTF-8, [text_len], not NUL-terminated */
+    const char *text; /* UTF-8, [text_len], not NUL-terminated; never NULL */
     size_t text_len;
     const int32_t *token_ids; /* [token_id_count] */
     size_t token_id_count;

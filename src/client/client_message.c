@@ -235,7 +235,7 @@ static int deliver_chunk(const Inferd__V1__Chunk *chunk, struct inferd_event *ev
 
     event->kind = INFERD_CHUNK;
     event->index = chunk->index;
-    event->text = (const char *)chunk->text.data;
+    event->text = chunk->text.len ? (const char *)chunk->text.data : ""; /* never NULL */
     event->text_len = chunk->text.len;
     event->token_ids = chunk->token_ids;
     event->token_id_count = chunk->n_token_ids;
