@@ -34,6 +34,7 @@ struct draft {
     struct messages messages;
     struct prompts prompts; /* of chat too: one list */
     struct api_fault *fault;
+    int64_t opened_ns; /* when a text thread took it up */
 };
 
 static bool no_memory(struct api_fault *fault)
@@ -168,7 +169,14 @@ static bool check_context(struct draft *d)
     const uint64_t context = d->model->context_tokens, longest = longest_prompt(d);
     struct params *p = &d->params;
     bool scores_only = p->max_tokens == 0;
+    uint32_t allowed = d->client->limits.prompt_tokens;
 
+    if (allowed && longest > allowed)
+        return api_refuse(d->fault, 400, "context_length_exceeded",
+                          d->route == API_CHAT ? "messages" : "prompt",
+                          "A prompt may have at most %u tokens on this server; yours has %" PRIu64
+                          ". Please shorten it.",
+                          allowed, longest);
     if (longest > context || (longest == context && !scores_only))
         return api_refuse(d->fault, 400, "context_length_exceeded",
                           d->route == API_CHAT ? "messages" : "prompt",
@@ -349,6 +357,7 @@ static bool fill_request(struct request *r, struct draft *d)
     r->want_logprobs = p->logprobs || p->best_of > p->n;
     r->top_logprobs = (uint32_t)p->top_logprobs;
     r->tenant = d->client->tenant;
+    r->priority = (int32_t)-p->priority; /* the engine's: larger first */
     r->pin_s = (uint32_t)p->prefix_ttl;
     r->pin_tokens = p->prefix_tokens < UINT32_MAX ? (uint32_t)p->prefix_tokens : UINT32_MAX;
     r->times.received_ns = d->client->received_ns;
@@ -415,29 +424,34 @@ static bool read_prompts(struct draft *d)
 
 static bool generate(struct draft *d, struct api_answer *out)
 {
-    int64_t parsed_ns = clock_mono_ns();
     bool chat = d->route == API_CHAT;
 
     if (chat && !messages_read(d->body, false, &d->messages, d->fault)) return false;
     if (!params_read(d->model, d->route, d->body, &d->params, d->fault)) return false;
-    if (!check_text_size(d) || !read_prompts(d)) return false;
+    if (!params_limits(&d->client->limits, &d->params, d->fault)) return false;
+    if (!check_text_size(d)) return false;
+    int64_t parsed_ns = clock_mono_ns();
+    if (!read_prompts(d)) return false;
     if (!check_counts(d) || !params_model(d->model, d->body, d->fault)) return false;
     truncate_prompts(d);
     if (!check_context(d) || !make_answer(d, out)) return false;
+    out->request->times.opened_ns = d->opened_ns;
     out->request->times.parsed_ns = parsed_ns;
+    out->request->times.rendered_ns = d->messages.rendered_ns;
     return true;
 }
 
 void open_generation(const struct api_model *model, enum api_route route, const json_t *body,
                      const struct open_message *message, const struct api_client *client,
-                     struct api_answer *out)
+                     int64_t opened_ns, struct api_answer *out)
 {
     struct draft d = {.model = model,
                       .route = route,
                       .body = body,
                       .message = message,
                       .client = client,
-                      .fault = &out->fault};
+                      .fault = &out->fault,
+                      .opened_ns = opened_ns};
 
     if (!generate(&d, out)) {
         api_stream_destroy(out->stream);
@@ -452,13 +466,14 @@ void open_generation(const struct api_model *model, enum api_route route, const 
 void api_open(const struct api_model *model, enum api_route route, enum api_state state,
               struct slice body, const struct api_client *client, struct api_answer *out)
 {
+    int64_t opened_ns = clock_mono_ns();
     json_t *tree = NULL;
 
     *out = (struct api_answer){.kind = API_FAULT};
     buf_init(&out->body, 0);
     if (parse_body(body, &tree, &out->fault) && open_state(state, route, &out->fault)) {
         if (route == API_CHAT || route == API_COMPLETIONS)
-            open_generation(model, route, tree, NULL, client, out);
+            open_generation(model, route, tree, NULL, client, opened_ns, out);
         else if (route == API_TOKENIZE ? tokenize_answer(model, tree, &out->body, &out->fault)
                                        : detokenize_answer(model, tree, &out->body, &out->fault))
             out->kind = API_BODY;

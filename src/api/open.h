@@ -25,6 +25,6 @@ struct open_message {
 /* Reads a generation request from `body`, which may be edited. message: NULL for HTTP. Fills *out. */
 void open_generation(const struct api_model *model, enum api_route route, const json_t *body,
                      const struct open_message *message, const struct api_client *client,
-                     struct api_answer *out);
+                     int64_t opened_ns, struct api_answer *out);
 /* 503 while loading; while draining for generation. */
 bool open_state(enum api_state state, enum api_route route, struct api_fault *fault);

@@ -10,6 +10,7 @@
 #include "api/proto_out.h"
 #include "api/proto_wire.h"
 #include "base/arena.h"
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/json_guard.h"
 
@@ -59,6 +60,8 @@ bool api_proto_head(struct slice message, struct api_head *out)
         if (field.number == 1 && !field.is_bytes) out->id = field.value;
         if (field.number == 2 && field.is_bytes) out->api_key = field.bytes;
         if (field.number == 3 && field.is_bytes) out->request_id = field.bytes;
+        if (field.number == 4 && field.is_bytes) out->traceparent = field.bytes;
+        if (field.number == 5 && field.is_bytes) out->tracestate = field.bytes;
         if (kind == API_MESSAGE_NONE) continue;
         if (!field.is_bytes) return false;
         out->kind = kind;
@@ -436,6 +439,7 @@ static void open_generate(const struct api_model *model, const Inferd__V1__Gener
 {
     struct draft_body b = {json_object(), &out->fault, true};
     struct open_message message = {0};
+    int64_t opened_ns = clock_mono_ns();
     bool chat = g->n_messages > 0;
 
     if (read_own(g, &message, &out->fault) && read_lists(g, arena, &message, &out->fault)) {
@@ -451,7 +455,7 @@ static void open_generate(const struct api_model *model, const Inferd__V1__Gener
         set_stop_ids(&b, g);
         if (b.ok)
             open_generation(model, chat ? API_CHAT : API_COMPLETIONS, b.object, &message, client,
-                            out);
+                            opened_ns, out);
     }
     json_decref(b.object);
     name_field(&out->fault);

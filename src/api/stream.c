@@ -65,6 +65,7 @@ struct api_stream *stream_create(const struct api_model *model, enum api_route r
                              .logprobs = params->logprobs,
                              .return_ids = params->return_token_ids,
                              .timings = params->return_timings || params->timings_per_token,
+                             .metrics = params->include_metrics || model->request_metrics,
                              .ids_as_tokens = params->tokens_as_ids,
                              .include_stop = params->include_stop,
                              .skip_special = params->skip_special,
@@ -453,4 +454,31 @@ uint32_t api_stream_completion_tokens(const struct api_stream *s)
     for (uint32_t c = 0; c < s->choice_count; c++)
         tokens += s->choices[c].tokens;
     return tokens;
+}
+
+uint32_t api_stream_longest_choice(const struct api_stream *s)
+{
+    uint32_t tokens = 0;
+
+    for (uint32_t c = 0; c < s->choice_count; c++)
+        if (s->choices[c].tokens > tokens) tokens = s->choices[c].tokens;
+    return tokens;
+}
+
+uint32_t api_stream_n(const struct api_stream *s)
+{
+    return s->n;
+}
+
+const char *api_stream_error_code(const struct api_stream *s)
+{
+    return s->fault.http_status ? s->fault.code : NULL;
+}
+
+enum status api_prompt_text(const struct api_model *model, const struct request *request,
+                            uint32_t prompt, struct buf *out)
+{
+    const struct request_prompt *p = &request->prompts[prompt];
+
+    return tokenizer_decode(model->tokenizer, p->ids, p->count, false, out);
 }

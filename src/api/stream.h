@@ -91,7 +91,7 @@ struct api_stream {
     int64_t created;
     uint32_t n, best_of, choice_count; /* choice_count: prompts * best_of */
     uint32_t min_tokens, top_logprobs;
-    bool sse, include_usage, echo, logprobs, return_ids, ids_as_tokens, timings;
+    bool sse, include_usage, echo, logprobs, return_ids, ids_as_tokens, timings, metrics;
     bool include_stop, skip_special, ignore_eos, continues;
     struct stop_set *stops; /* NULL: none */
     int32_t *stop_ids;      /* stop_token_ids, [stop_id_count] */

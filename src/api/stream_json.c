@@ -436,6 +436,7 @@ static void put_timings(const struct api_stream *s, struct buf *out)
     double prompt_ms = ms(ledger.ns[STAGE_PREFILL]), answer_ms = ms(ledger.ns[STAGE_DECODE]);
     uint64_t answer = api_stream_completion_tokens(s);
     uint32_t computed = t->prompt_tokens - t->cached_tokens;
+    uint32_t steps = t->prefill_chunks + t->decode_steps;
 
     buf_printf(out,
                "\"timings\":{\"cache_n\":%u,\"prompt_n\":%u,\"prompt_ms\":%.3f,"
@@ -448,23 +449,59 @@ static void put_timings(const struct api_stream *s, struct buf *out)
                (unsigned long long)answer, answer_ms, answer ? answer_ms / (double)answer : 0.0,
                answer_ms > 0 ? (double)answer * 1e3 / answer_ms : 0.0);
     buf_printf(out,
-               ",\"prefill_chunks\":%u,\"decode_steps\":%u,\"preemptions\":%u,"
+               ",\"prefill_chunks\":%u,\"decode_steps\":%u,\"mean_batch\":%.2f,"
+               "\"preemptions\":%u,"
                "\"queued_for\":\"%s\",\"stages_ms\":{",
-               t->prefill_chunks, t->decode_steps, t->preemptions,
-               t->queued_for ? t->queued_for : "none");
+               t->prefill_chunks, t->decode_steps, steps ? (double)t->batch_rows_sum / steps : 0.0,
+               t->preemptions, t->queued_for ? t->queued_for : "none");
     for (int i = 0; i < STAGES; i++)
         buf_printf(out, "%s\"%s\":%.3f", i ? "," : "", stage_name((enum request_stage)i),
                    ms(ledger.ns[i]));
     buf_printf(out, "},\"total_ms\":%.3f}", ms(ledger.total_ns));
 }
 
+static void put_ms_or_null(struct buf *out, const char *name, int64_t ns)
+{
+    if (ns > 0)
+        buf_printf(out, "\"%s\":%.3f,", name, ms(ns));
+    else
+        buf_printf(out, "\"%s\":null,", name);
+}
+
+/* "metrics":{..}: vLLM's fields, by its definitions; null where several choices share one answer. */
+static void put_metrics(const struct api_stream *s, struct buf *out)
+{
+    struct stage_ledger ledger = stage_ledger(&s->request->times, clock_mono_ns());
+    int64_t prefill_ns = ledger.ns[STAGE_PREFILL], decode_ns = ledger.ns[STAGE_DECODE];
+    uint32_t tokens = api_stream_completion_tokens(s);
+
+    if (s->choice_count > 1) {
+        put(out, "\"metrics\":null");
+        return;
+    }
+    put(out, "\"metrics\":{");
+    put_ms_or_null(out, "time_to_first_token_ms", prefill_ns);
+    put_ms_or_null(out, "generation_time_ms", decode_ns);
+    buf_printf(out, "\"queue_time_ms\":%.3f,", ms(ledger.ns[STAGE_QUEUE]));
+    put_ms_or_null(out, "mean_itl_ms", tokens > 1 ? decode_ns / (tokens - 1) : 0);
+    if (prefill_ns + decode_ns > 0)
+        buf_printf(out, "\"tokens_per_second\":%.3f}",
+                   tokens * 1e9 / (double)(prefill_ns + decode_ns));
+    else
+        put(out, "\"tokens_per_second\":null}");
+}
+
 static void put_end(struct api_stream *s, struct buf *out)
 {
+    bool metrics = s->metrics && s->include_usage; /* they come with the usage, as vLLM's do */
+
     if (s->include_usage || s->timings) {
         put(out, "data: {");
         put_common(s, is_chat(s) ? "chat.completion.chunk" : "text_completion", out);
         put(out, "\"choices\":[],");
         if (s->include_usage) put_usage(s, out);
+        if (metrics) put(out, ",");
+        if (metrics) put_metrics(s, out);
         if (s->include_usage && s->timings) put(out, ",");
         if (s->timings) put_timings(s, out);
         put(out, "}\n\n");
@@ -563,6 +600,10 @@ static void put_whole(struct api_stream *s, struct buf *out)
     if (s->timings) {
         put(out, ",");
         put_timings(s, out);
+    }
+    if (s->metrics) {
+        put(out, ",");
+        put_metrics(s, out);
     }
     put(out, "}");
 }

@@ -255,6 +255,8 @@ static void fill_timings(const struct api_stream *s, Inferd__V1__Timings *out)
     out->has_##field = true; \
     out->field = value
     PUT(parse_us, (double)ledger.ns[STAGE_PARSE] * 1e-3);
+    PUT(accept_us, (double)ledger.ns[STAGE_ACCEPT] * 1e-3);
+    PUT(template_us, (double)ledger.ns[STAGE_TEMPLATE] * 1e-3);
     PUT(tokenize_us, (double)ledger.ns[STAGE_TOKENIZE] * 1e-3);
     PUT(submit_us, (double)ledger.ns[STAGE_SUBMIT] * 1e-3);
     PUT(queue_us, (double)ledger.ns[STAGE_QUEUE] * 1e-3);

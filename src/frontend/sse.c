@@ -72,6 +72,13 @@ static void set_blocked(struct call *call, bool blocked)
 {
     if (call->blocked == blocked) return;
     call->blocked = blocked;
+    int64_t now = clock_mono_ns();
+
+    if (blocked)
+        call->given_ns = now;
+    else if (call->given_ns)
+        call->stall_ns += now - call->given_ns;
+    if (!blocked) call->given_ns = 0;
     io_watch_writable(call, blocked);
 }
 
@@ -142,6 +149,8 @@ static ssize_t read_events(void *cls, uint64_t position, char *to, size_t max)
     (void)position;
     if (call->state == CALL_GONE) return MHD_CONTENT_READER_END_WITH_ERROR;
     call->last_taken_ns = clock_mono_ns();
+    if (call->given_ns) call->stall_ns += call->last_taken_ns - call->given_ns;
+    call->given_ns = 0;
     if (call->out_at == call->out.len && !call->ended) {
         drop_sent(call);
         call_pump(call, &more);
@@ -161,6 +170,7 @@ static ssize_t read_events(void *cls, uint64_t position, char *to, size_t max)
     if (left > max) left = max;
     memcpy(to, call->out.ptr + call->out_at, left);
     call->out_at += left;
+    call->given_ns = call->last_taken_ns; /* it asks again when the socket has taken this */
     return (ssize_t)left;
 }
 

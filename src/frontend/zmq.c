@@ -150,6 +150,7 @@ static void turn(struct zmq_front *z, long ms)
 
     if (z->stuck_count && ms > RETRY_MS) ms = RETRY_MS;
     if (zmq_poll(items, z->zap ? 4 : 3, z->again ? 0 : ms) < 0) return; /* EINTR */
+    settings_follow(z->frontend, &z->settings);
     if (items[1].revents) drain_eventfd(z->wake_fd);
     if (items[2].revents) drain_eventfd(z->bell.event_fd);
     if (items[2].revents) answer_bell(z);
@@ -284,6 +285,8 @@ enum status zmq_front_create(struct frontend *frontend, struct zmq_front **out, 
     z->frontend = frontend;
     z->stats = &frontend->stats->zmq;
     z->wake_fd = z->bell.event_fd = -1;
+    z->settings = frontend->settings_now;
+    settings_ref(z->settings);
     z->secret = hash_secret();
     pthread_mutex_init(&z->lock, NULL);
     enum status st = open_all(z, err);
@@ -318,6 +321,7 @@ void zmq_front_destroy(struct zmq_front *z)
     if (z->bell.event_fd >= 0) output_bell_fini(&z->bell);
     if (z->wake_fd >= 0) close(z->wake_fd);
     pthread_mutex_destroy(&z->lock);
+    settings_unref(z->settings);
     free(z->endpoints);
     free(z->endpoint_inodes);
     free(z);

@@ -61,6 +61,7 @@ struct zmq_call {
 
 struct zmq_front {
     struct frontend *frontend;
+    struct settings *settings; /* a reference; looked at once a turn */
     struct zmq_stats *stats;
     void *context, *router, *zap;
     struct zmq_auth *auth;
@@ -136,4 +137,4 @@ void zmq_auth_destroy(struct zmq_auth *auth); /* takes NULL */
 /* Answers the handshakes that wait at front->zap. */
 void zmq_auth_answer(struct zmq_front *front);
 /* Whether the Request carries one of the API keys; the same time whichever differs. */
-bool zmq_auth_key_ok(const struct frontend *frontend, struct slice key);
+bool zmq_auth_key_ok(const struct frontend_options *options, struct slice key);

@@ -33,12 +33,12 @@ static bool same_secret(struct slice a, struct slice b)
     return !differs;
 }
 
-bool zmq_auth_key_ok(const struct frontend *f, struct slice key)
+bool zmq_auth_key_ok(const struct frontend_options *o, struct slice key)
 {
     bool ok = false;
 
-    for (uint32_t i = 0; i < f->options.api_key_count; i++)
-        ok |= same_secret(key, slice_str(f->options.api_keys[i]));
+    for (uint32_t i = 0; i < o->api_key_count; i++)
+        ok |= same_secret(key, slice_str(o->api_keys[i]));
     return ok && key.len;
 }
 

@@ -112,7 +112,8 @@ static void answer_health(struct zmq_front *z, uint64_t id, struct buf *out)
                                  [API_LOADING] = API_HEALTH_LOADING,
                                  [API_DRAINING] = API_HEALTH_DRAINING};
     struct api_health health = {.version = z->frontend->options.version};
-    const char *reason = service_fault(z->frontend);
+    char text[96];
+    const char *reason = service_fault(z->frontend, text);
 
     health.state = states[service_state(z->frontend)];
     if (reason) {
@@ -206,6 +207,22 @@ static void take_request_id(struct call *call, struct slice id)
     if (http_request_id_ok(text)) memcpy(call->request_id, text, id.len + 1);
 }
 
+static const char *copy_text(struct slice from, char *to, size_t size)
+{
+    if (!from.len || from.len >= size) return NULL;
+    memcpy(to, from.ptr, from.len);
+    to[from.len] = 0;
+    return to;
+}
+
+static void take_trace(struct call *call, const struct api_head *head)
+{
+    char parent[128], state[TRACE_STATE_MAX + 1];
+
+    trace_context_read(copy_text(head->traceparent, parent, sizeof parent),
+                       copy_text(head->tracestate, state, sizeof state), &call->trace);
+}
+
 static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
                              const struct api_head *head, zmq_msg_t *message)
 {
@@ -222,10 +239,12 @@ static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
     call->content_type = "";
     call_fresh_id(call->request_id);
     take_request_id(call, head->request_id);
-    call->tenant = z->frontend->options.api_key_count
-                       ? hash_bytes(head->api_key.ptr, head->api_key.len, 0)
-                       : 0;
+    call->limits = z->settings->o.limits;
+    call->tenant =
+        z->settings->o.api_key_count ? hash_bytes(head->api_key.ptr, head->api_key.len, 0) : 0;
     call->received_ns = clock_mono_ns();
+    call->wall_ns = clock_wall_ns();
+    take_trace(call, head);
     buf_init(&call->body, 0);
     buf_init(&call->out, 0);
     zc->client = client;
@@ -304,8 +323,8 @@ static void handle(struct zmq_front *z, struct zmq_client *client, const struct 
 {
     struct api_fault fault;
 
-    if (head->kind != API_MESSAGE_HEALTH && z->frontend->options.api_key_count &&
-        !zmq_auth_key_ok(z->frontend, head->api_key)) {
+    if (head->kind != API_MESSAGE_HEALTH && z->settings->o.api_key_count &&
+        !zmq_auth_key_ok(&z->settings->o, head->api_key)) {
         api_refuse(&fault, 401, "invalid_api_key", NULL,
                    "A valid API key is needed: set the field api_key.");
         refuse(z, client, head, &fault);
@@ -437,6 +456,9 @@ void zmq_call_opened(struct zmq_front *z, struct zmq_call *zc)
     }
     if (call->api.kind == API_GENERATE) {
         call->last_taken_ns = clock_mono_ns();
+        if (strncmp(call->api.request->id, "chat", 4) == 0) call->route = ROUTE_CHAT;
+        call->live = live_enter(&call->frontend->stats->live, call->api.request->id, "zmq",
+                                call->received_ns, &call->api.request->times);
         call->state = api_stream_is_sse(call->api.stream) ? CALL_STREAM : CALL_WAITING;
         api_stream_begin(call->api.stream, &zc->client->out);
         zmq_client_touch(z, zc->client);

@@ -216,8 +216,7 @@ static void cut_slow(struct zmq_front *z, struct zmq_client *c)
     atomic_fetch_add_explicit(&z->stats->clients_slow, 1, memory_order_relaxed);
     log_info("zmq client stalled", "requests=%u unsent_bytes=%zu", c->call_count, c->out.len);
     api_refuse(&fault, 503, "client_too_slow", NULL,
-               "The client did not read its answers for %u s.",
-               z->frontend->options.client_stall_s);
+               "The client did not read its answers for %u s.", z->settings->o.client_stall_s);
     buf_clear(&c->out);
     zmq_call_fail_all(z, c, &fault);
     c->stuck_ns = clock_mono_ns();
@@ -225,7 +224,7 @@ static void cut_slow(struct zmq_front *z, struct zmq_client *c)
 
 void zmq_client_sweep(struct zmq_front *z, int64_t now)
 {
-    int64_t limit_ns = z->frontend->options.client_stall_s * second_ns;
+    int64_t limit_ns = z->settings->o.client_stall_s * second_ns;
     struct zmq_client *next;
 
     if (now - z->swept_ns < probe_ns) return;

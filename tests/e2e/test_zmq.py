@@ -98,7 +98,7 @@ def test_choices_stops_and_finish_reasons(server, client):
 
 def test_timings_are_whole(client):
     last = list(client.generate(prompts=[b"a"], max_tokens=3, return_timings=True))[-1].done.timings
-    parts = [last.parse_us, last.tokenize_us, last.submit_us, last.queue_us, last.prefill_us, last.decode_us,
+    parts = [last.accept_us, last.parse_us, last.template_us, last.tokenize_us, last.submit_us, last.queue_us, last.prefill_us, last.decode_us,
              last.deliver_us]
     assert abs(sum(parts) - last.total_us) < 1 and last.prefill_us > 500 and last.decode_steps == 2
 

@@ -3,7 +3,7 @@
 "use strict";
 
 const $ = id => document.getElementById(id);
-const STAGES = ["parse", "tokenize", "submit", "queue", "prefill", "decode", "deliver"];
+const STAGES = ["accept", "parse", "template", "tokenize", "submit", "queue", "prefill", "decode", "deliver"];
 const messages = []; /* what the model is told: {role, content} */
 let running = null;  /* AbortController of the answer under way */
 let answered = 0;
@@ -155,7 +155,7 @@ async function readAnswer(response, box) {
 function showTimings(box, answer) {
   const t = answer.timings, usage = answer.usage;
   if (!t || !usage) return;
-  const first = STAGES.slice(0, 5).reduce((sum, s) => sum + (t.stages_ms[s] || 0), 0);
+  const first = STAGES.slice(0, STAGES.indexOf("decode")).reduce((sum, s) => sum + (t.stages_ms[s] || 0), 0);
   const cut = answer.finish === "length" ? " · cut at the token limit" : "";
   box.append(element("p", "meta", `${usage.completion_tokens} tokens · first after ${duration(first / 1e3)} · ` +
     `${count(t.predicted_per_second)} tokens/s · prompt ${usage.prompt_tokens} (${t.cache_n} cached)${cut}`));
@@ -270,7 +270,7 @@ function showRates(series) {
 
 function showMetrics(text) {
   const series = readMetrics(text);
-  const recent = (what, q) => series.get(`inferd_recent_seconds{what="${what}",quantile="${q}"}`);
+  const recent = (what, q) => series.get(`inferd_recent_seconds{what="${what}",q="${q}"}`);
   const show = (id, value) => { $(id).textContent = value; };
   showRates(series);
   show("ttft-50", duration(recent("first_token", "0.5")));
