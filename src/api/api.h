@@ -163,8 +163,8 @@ enum api_message {
 struct api_head {
     enum api_message kind;
     uint64_t id;
-    struct slice api_key, request_id; /* ptr NULL: absent */
-    uint64_t cancel_id;               /* API_MESSAGE_CANCEL: which request */
+    struct slice api_key, request_id, traceparent, tracestate; /* ptr NULL: absent */
+    uint64_t cancel_id; /* API_MESSAGE_CANCEL: which request */
 };
 /* Walks the outer fields alone: O(fields), nothing is copied. False: no Request (*out holds what was read before). */
 bool api_proto_head(struct slice message, struct api_head *out);
