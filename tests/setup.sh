@@ -70,6 +70,24 @@ setup_model() {
     touch "$MODEL.ok"
 }
 
+# Prometheus and promtool for tests/e2e/test_prometheus.py, taken out of the Debian package into the cache: installed, it would start
+# a service. Where there is no such package the tests that need it say that they skip.
+setup_prometheus() {
+    local work
+    [ ! -x "$INFERD_CACHE/prometheus/usr/bin/promtool" ] || return 0
+    command -v apt-get >/dev/null || return 0
+    say "Fetching Prometheus (19 MB)"
+    mkdir -p "$INFERD_CACHE"
+    work=$(mktemp -d "$INFERD_CACHE/fetch.XXXXXX")
+    (cd "$work" && { apt-get download -q prometheus || { apt-get update -q && apt-get download -q prometheus; }; } &&
+        dpkg-deb -x prometheus_*.deb "$work/out") >"$work/log" 2>&1 || tail -3 "$work/log" >&2
+    if [ -x "$work/out/usr/bin/promtool" ]; then
+        rm -rf "$INFERD_CACHE/prometheus"
+        mv "$work/out" "$INFERD_CACHE/prometheus"
+    fi
+    rm -rf "$work"
+}
+
 # A virtual environment with the pinned Python packages of the tests; made anew when the list changes.
 setup_python() {
     local venv=$INFERD_CACHE/test-venv stamp

@@ -3,8 +3,10 @@
  *   stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US      one connection per stream, events counted one by one
  *   stream-bench zmq ENDPOINT  PID STREAMS TOKENS STEP_US      all streams over one connection
  *
- * The server runs the null device at STEP_US a step (0: as fast as it can). An event's lateness is its arrival less the
- * place that the stream's own pace gives it: the earliest line `start + k * STEP_US` under all of its arrivals. Each
+ * The server runs the null device at STEP_US a step (0: as fast as it can). All streams take part in every step, so an
+ * event's lateness is its arrival less that of the first event of its step, whichever stream has it; whether the steps
+ * themselves come at their pace is told by tokens/s. Which step a token is of follows from the stream's median distance
+ * from the first stream. Each
  * stream must bring every token (counted by return_token_ids), the finish and the end; anything else ends the program. An
  * event of several tokens means that the server came late to them (docs/api.md 11.7): their number is printed. PID's CPU time is that of all its threads, the kernel's work for
  * its sends included. */
@@ -224,40 +226,85 @@ static void run_zmq(const char *endpoint)
 
 /* --- figures --- */
 
-static void report(const char *what, int64_t server_ns, int64_t client_ns)
+/* By how many steps the stream is behind the first one. */
+static int64_t offset_of(const struct stream *s)
 {
-    size_t count = (size_t)stream_count * token_count;
-    double *late = calloc(count, sizeof *late);
-    int64_t last_ns = 0;
-    size_t n = 0, over_one = 0, events = 0;
+    double *apart = calloc(token_count, sizeof *apart);
+
+    for (uint32_t k = 0; k < token_count; k++)
+        apart[k] = (double)(s->arrivals[k] - streams[0].arrivals[k]) / (double)step_ns;
+    sort_values(apart, token_count);
+    int64_t offset = (int64_t)(apart[token_count / 2] + 1000.5) - 1000; /* rounded, below 0 too */
+
+    free(apart);
+    return offset;
+}
+
+/* Fills late (ms), of every token. */
+static void find_late(double *late)
+{
+    int64_t offsets[4096], lowest = 0, highest = 0;
 
     for (uint32_t i = 0; i < stream_count; i++) {
-        struct stream *s = &streams[i];
-        int64_t start = INT64_MAX;
+        offsets[i] = offset_of(&streams[i]);
+        if (offsets[i] < lowest) lowest = offsets[i];
+        if (offsets[i] > highest) highest = offsets[i];
+    }
+    size_t steps = token_count + (size_t)(highest - lowest), n = 0;
+    int64_t *first = malloc(steps * sizeof *first);
+
+    for (size_t s = 0; s < steps; s++)
+        first[s] = INT64_MAX;
+    for (uint32_t i = 0; i < stream_count; i++)
+        for (uint32_t k = 0; k < token_count; k++) {
+            int64_t *at = &first[(int64_t)k + offsets[i] - lowest];
+
+            if (streams[i].arrivals[k] < *at) *at = streams[i].arrivals[k];
+        }
+    for (uint32_t i = 0; i < stream_count; i++)
+        for (uint32_t k = 0; k < token_count; k++)
+            late[n++] =
+                (double)(streams[i].arrivals[k] - first[(int64_t)k + offsets[i] - lowest]) * 1e-6;
+    sort_values(late, n);
+    free(first);
+}
+
+static void print_late(void)
+{
+    size_t count = (size_t)stream_count * token_count, over = 0;
+    double *late = calloc(count, sizeof *late);
+
+    find_late(late);
+    for (size_t i = count; i > 0 && late[i - 1] > (double)step_ns * 1e-6; i--)
+        over++;
+    printf(" (pace: %.0f); late ms P50 %.2f P99 %.2f P99.9 %.2f max %.2f, by over a step %.3f %%",
+           stream_count * 1e9 / (double)step_ns, quantile(late, count, .5),
+           quantile(late, count, .99), quantile(late, count, .999), late[count - 1],
+           100. * (double)over / (double)count);
+    free(late);
+}
+
+static void report(const char *what, int64_t server_ns, int64_t client_ns)
+{
+    size_t count = (size_t)stream_count * token_count, events = 0;
+    int64_t last_ns = 0;
+
+    for (uint32_t i = 0; i < stream_count; i++) {
+        const struct stream *s = &streams[i];
 
         if (s->tokens != token_count || !s->finished || !s->done)
             die("stream %u is not whole: %u tokens of %u", i, s->tokens, token_count);
         events += s->events;
-        for (uint32_t k = 0; k < token_count; k++)
-            if (s->arrivals[k] - k * step_ns < start) start = s->arrivals[k] - k * step_ns;
-        for (uint32_t k = 0; k < token_count; k++) {
-            late[n] = (double)(s->arrivals[k] - k * step_ns - start) * 1e-6;
-            over_one += step_ns && late[n] > (double)step_ns * 1e-6;
-            n++;
-        }
         if (s->arrivals[token_count - 1] > last_ns) last_ns = s->arrivals[token_count - 1];
     }
-    sort_values(late, n);
-    printf("%s: %u streams, %zu tokens in %.2f s: %.0f tokens/s", what, stream_count, n,
-           (double)(last_ns - first_ns) * 1e-9, (double)n / ((double)(last_ns - first_ns) * 1e-9));
-    if (step_ns)
-        printf(
-            " (pace: %.0f); late ms P50 %.2f P99 %.2f P99.9 %.2f max %.2f, by over a step %.3f %%",
-            stream_count * 1e9 / (double)step_ns, quantile(late, n, .5), quantile(late, n, .99),
-            quantile(late, n, .999), late[n - 1], 100. * (double)over_one / (double)n);
-    printf("; %zu events; CPU us per token: server %.2f, client %.2f\n", events,
-           (double)server_ns * 1e-3 / (double)n, (double)client_ns * 1e-3 / (double)n);
-    free(late);
+    double seconds = (double)(last_ns - first_ns) * 1e-9;
+
+    printf("%s: %u streams, %zu tokens in %.2f s: %.0f tokens/s", what, stream_count, count,
+           seconds, (double)count / seconds);
+    if (step_ns) print_late();
+    printf("; %zu events (%.2f %%); CPU us per token: server %.2f, client %.2f\n", events,
+           100. * (double)events / (double)count, (double)server_ns * 1e-3 / (double)count,
+           (double)client_ns * 1e-3 / (double)count);
 }
 
 int main(int argc, char **argv)
@@ -273,6 +320,7 @@ int main(int argc, char **argv)
     stream_count = open_count = (uint32_t)atoi(rest[1]);
     token_count = (uint32_t)atoi(rest[2]);
     step_ns = atoll(rest[3]) * 1000;
+    if (stream_count < 1 || stream_count > 4096 || token_count < 1) die("1 to 4096 streams");
     streams = calloc(stream_count, sizeof *streams);
     for (uint32_t i = 0; i < stream_count; i++)
         streams[i].arrivals = calloc(token_count, sizeof *streams[i].arrivals);

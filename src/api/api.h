@@ -163,8 +163,8 @@ enum api_message {
 struct api_head {
     enum api_message kind;
     uint64_t id;
-    struct slice api_key, request_id; /* ptr NULL: absent */
-    uint64_t cancel_id;               /* API_MESSAGE_CANCEL: which request */
+    struct slice api_key, request_id, traceparent, tracestate; /* ptr NULL: absent */
+    uint64_t cancel_id; /* API_MESSAGE_CANCEL: which request */
 };
 /* Walks the outer fields alone: O(fields), nothing is copied. False: no Request (*out holds what was read before). */
 bool api_proto_head(struct slice message, struct api_head *out);
@@ -192,6 +192,8 @@ void api_proto_load(uint64_t id, const struct api_load *load, struct buf *out);
 /* --- other bodies --- */
 
 void api_models_body(const struct api_model *model, struct buf *out);
+/* GET /tokenizer_info: docs/api.md section 7. */
+void api_tokenizer_info_body(const struct api_model *model, struct buf *out);
 /* One MODEL, or false when `name` is none of the served ones (*fault: 404 model_not_found). */
 bool api_model_body(const struct api_model *model, struct slice name, struct buf *out,
                     struct api_fault *fault);

@@ -1,6 +1,8 @@
-/* api_models.c - GET /v1/models: docs/api.md section 6. */
+/* api_models.c - GET /v1/models and /tokenizer_info: docs/api.md sections 6 and 7. */
 #include "api/api.h"
 #include "api/json_out.h"
+#include "base/utf8.h"
+#include "text/chat.h"
 #include "text/tokenizer.h"
 
 void api_model_prepare(struct api_model *model)
@@ -56,4 +58,35 @@ bool api_model_body(const struct api_model *model, struct slice name, struct buf
             return true;
         }
     return api_unknown_model(model, name, fault);
+}
+
+/* ,"name":"text" of the token, or null where there is none. */
+static void put_token(const struct api_model *model, const char *name, int32_t id, struct buf *out)
+{
+    struct buf text = {0};
+
+    buf_printf(out, ",\"%s\":", name);
+    if (id >= 0 && tokenizer_decode(model->tokenizer, &id, 1, false, &text) == STATUS_OK)
+        json_out_string(out, buf_slice(&text));
+    else
+        buf_append_str(out, "null");
+    buf_fini(&text);
+}
+
+void api_tokenizer_info_body(const struct api_model *model, struct buf *out)
+{
+    struct slice source = chat_template_source(model->chat);
+
+    buf_append_str(out, "{\"tokenizer_class\":\"inferd\"");
+    put_token(model, "bos_token", tokenizer_bos(model->tokenizer), out);
+    put_token(model, "eos_token", tokenizer_eos(model->tokenizer), out);
+    put_token(model, "pad_token", tokenizer_pad(model->tokenizer), out);
+    put_token(model, "unk_token", tokenizer_unk(model->tokenizer), out);
+    buf_printf(out, ",\"add_bos_token\":%s,\"model_max_length\":%u,\"chat_template\":",
+               tokenizer_adds_bos(model->tokenizer) ? "true" : "false", model->context_tokens);
+    if (source.ptr && utf8_valid(source))
+        json_out_string(out, source);
+    else
+        buf_append_str(out, "null");
+    buf_append_str(out, "}");
 }

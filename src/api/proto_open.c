@@ -60,6 +60,8 @@ bool api_proto_head(struct slice message, struct api_head *out)
         if (field.number == 1 && !field.is_bytes) out->id = field.value;
         if (field.number == 2 && field.is_bytes) out->api_key = field.bytes;
         if (field.number == 3 && field.is_bytes) out->request_id = field.bytes;
+        if (field.number == 4 && field.is_bytes) out->traceparent = field.bytes;
+        if (field.number == 5 && field.is_bytes) out->tracestate = field.bytes;
         if (kind == API_MESSAGE_NONE) continue;
         if (!field.is_bytes) return false;
         out->kind = kind;

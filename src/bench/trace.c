@@ -171,15 +171,43 @@ static double log_time(const char *line)
     return rest && *rest == '.' ? (double)timegm(&tm) + strtod(rest, NULL) : -1;
 }
 
-static bool parse_done(const char *line, struct trace_item *out)
+/* The same of a line of --log-format json. */
+static double json_number(const json_t *line, const char *key, double missing)
+{
+    const json_t *value = json_object_get(line, key);
+
+    return json_is_number(value) ? json_number_value(value) : missing;
+}
+
+static bool read_done(const char *line, double *at, double *total_ms, double *prompt,
+                      double *completion)
 {
     const char *event = strstr(line, "info request done ");
-    double at = log_time(line), total_ms, prompt, completion;
+    json_t *object = *line == '{' ? json_loads(line, 0, NULL) : NULL;
+    const char *name = json_string_value(json_object_get(object, "event"));
+    const char *time = json_string_value(json_object_get(object, "time"));
+    bool found = name ? strcmp(name, "request done") == 0 && time : event != NULL;
 
-    if (!event || at < 0) return false;
-    total_ms = log_number(event, "total_ms", -1);
-    prompt = log_number(event, "prompt_tokens", 0);
-    completion = log_number(event, "completion_tokens", 0);
+    if (name && found) {
+        *at = log_time(time);
+        *total_ms = json_number(object, "total_ms", -1);
+        *prompt = json_number(object, "prompt_tokens", 0);
+        *completion = json_number(object, "completion_tokens", 0);
+    } else if (found) {
+        *at = log_time(line);
+        *total_ms = log_number(event, "total_ms", -1);
+        *prompt = log_number(event, "prompt_tokens", 0);
+        *completion = log_number(event, "completion_tokens", 0);
+    }
+    json_decref(object);
+    return found;
+}
+
+static bool parse_done(const char *line, struct trace_item *out)
+{
+    double at, total_ms, prompt, completion;
+
+    if (!read_done(line, &at, &total_ms, &prompt, &completion) || at < 0) return false;
     if (total_ms < 0 || prompt < 1 || completion < 1) return false;
     *out = (struct trace_item){.arrival_s = at - total_ms * 1e-3,
                                .prompt_tokens = (uint32_t)prompt,

@@ -219,9 +219,7 @@ void call_parsed(struct call *call)
         return;
     }
     call->last_taken_ns = clock_mono_ns();
-    call->live =
-        live_enter(&call->frontend->stats->live, call->api.request->id,
-                   http_route_pattern(call->route), call->received_ns, &call->api.request->times);
+    call_show(call);
     if (!api_stream_is_sse(call->api.stream)) {
         call->state = CALL_WAITING;
         call_pump(call, &more);
@@ -319,12 +317,17 @@ void call_end(struct call *call, const char *code, const char *why)
     if (call->state != CALL_WAITING && call->state != CALL_STREAM) return;
     if (call->ended) return;
     api_refuse(&fault, 503, code, NULL, "%s", why);
-    api_stream_fail(call->api.stream, &fault, &call->out);
+    if (call->direct)
+        sse_fail(call, &fault);
+    else
+        api_stream_fail(call->api.stream, &fault, &call->out);
     engine_cancel(atomic_load(&call->frontend->engine), call->api.request);
     call->ended = true;
     call_count(call, 503);
     if (call->state == CALL_WAITING)
         finish_whole(call);
+    else if (call->direct)
+        sse_flush(call);
     else if (call->suspended)
         io_resume(call);
 }

@@ -61,6 +61,8 @@ struct call {
     bool counted; /* in the metrics */
     bool close;   /* the connection ends with this answer */
     bool refused_early;
+    bool http11;
+    bool chunked;      /* the stream's events may go out `direct` */
     _Atomic bool gone; /* the client has left; the text thread looks before it submits */
 
     char *target; /* owned: as it came */
@@ -83,6 +85,9 @@ struct call {
     const char *content_type;
     struct buf out; /* whole answer, or events not yet given to libmicrohttpd */
     size_t out_at;  /* sent part of out (events) */
+    bool
+        direct; /* events go straight to the socket (sse.c): libmicrohttpd is asleep until the stream's end */
+    bool blocked; /* direct, and the socket is full */
 
     /* generation */
     struct api_answer api; /* written by the text thread */
@@ -152,6 +157,8 @@ void call_vanish(struct call *call);
 void call_end(struct call *call, const char *code, const char *why);
 /* Counts the finished request, once: metrics, log line, trace. */
 void call_count(struct call *call, unsigned status);
+/* call_report.c: /stats lists it from here on, until call_count. */
+void call_show(struct call *call);
 /* call_report.c: the record of a request that is over, to all who want it. */
 void call_report(struct call *call, unsigned status, int64_t now_ns);
 static inline bool call_is_generation(const struct call *call)
@@ -170,6 +177,14 @@ void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
 /* --- sse.c --- */
 /* Queues the response whose bytes come from call->out. */
 enum MHD_Result sse_queue(struct call *call, struct MHD_Connection *mhd);
+/* For a call that is `direct`: takes outputs, makes events, sends them. *more: stopped at the bound of one turn. */
+void sse_pump(struct call *call, bool *more);
+/* The socket takes bytes again. */
+void sse_writable(struct call *call);
+/* Sends what is there; at the end of the stream libmicrohttpd goes on. */
+void sse_flush(struct call *call);
+/* Appends an error event. */
+void sse_fail(struct call *call, const struct api_fault *fault);
 
 /* --- http.c --- */
 /* An error answer past libmicrohttpd, straight into a socket that takes it; the connection must end then. request_id may be
@@ -196,8 +211,9 @@ void io_destroy(struct io_thread *io);
 
 void io_resume(struct call *call); /* lets libmicrohttpd go on with a suspended call */
 void io_suspend(struct call *call);
-void io_done(struct call *call);  /* text thread: hands the call back */
-void io_again(struct call *call); /* pump it once more in the next turn */
+void io_watch_writable(struct call *call, bool on); /* sse_writable, when the socket has room */
+void io_done(struct call *call);                    /* text thread: hands the call back */
+void io_again(struct call *call);                   /* pump it once more in the next turn */
 struct output_bell *io_bell(struct io_thread *io);
 const struct frontend_options *io_settings(const struct io_thread *io); /* until the turn's end */
 void io_touch(struct conn *conn); /* its last request has ended: its idle time begins */

@@ -85,6 +85,11 @@ static void put_parameters(const struct call *call, struct request_record *out)
     out->presence_penalty = r->sampling.presence_penalty;
 }
 
+static const char *route_name(const struct call *call)
+{
+    return call->zmq ? "zmq" : http_route_pattern(call->route);
+}
+
 static const char *outcome_of(const struct call *call, unsigned status)
 {
     if (status == 499) return "aborted";
@@ -96,7 +101,7 @@ static void fill(struct call *call, unsigned status, int64_t now_ns, struct requ
     const struct metrics_model *served = call->frontend->options.served;
     const char *code = call->fault.code;
 
-    *out = (struct request_record){.route = call->zmq ? "zmq" : http_route_pattern(call->route),
+    *out = (struct request_record){.route = route_name(call),
                                    .operation = call->route == ROUTE_CHAT ? OPERATION_CHAT
                                                                           : OPERATION_COMPLETION,
                                    .status = status,
@@ -114,6 +119,14 @@ static void fill(struct call *call, unsigned status, int64_t now_ns, struct requ
     take_times(call, status, now_ns, &out->times);
     out->ledger = stage_ledger(&out->times, now_ns);
     if (call->first_token_ns) out->first_token_ns = call->first_token_ns - call->received_ns;
+}
+
+void call_show(struct call *call)
+{
+    const struct request *r = call->api.request;
+
+    call->live = live_enter(&call->frontend->stats->live, r->id, route_name(call),
+                            call->received_ns, &r->times);
 }
 
 void call_report(struct call *call, unsigned status, int64_t now_ns)

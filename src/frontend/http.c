@@ -191,6 +191,7 @@ static void take_head(struct call *call, const struct http_head *head, const cha
     call->method = http_method_of(method);
     call->route = http_route_of(call->target, call->path, sizeof call->path, &call->model_id);
     call->has_origin = head->has_origin;
+    call->http11 = head->http11;
     call->timeout_ns = head->timeout_ns;
     trace_context_read(head->traceparent, head->tracestate, &call->trace);
     if (head->request_id && http_request_id_ok(head->request_id))

@@ -67,6 +67,14 @@ void io_resume(struct call *call)
     MHD_resume_connection(call->conn->mhd);
 }
 
+void io_watch_writable(struct call *call, bool on)
+{
+    struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET | (on ? EPOLLOUT : 0u),
+                                .data.ptr = call->conn};
+
+    epoll_ctl(call->conn->io->epoll_fd, EPOLL_CTL_MOD, call->conn->fd, &event);
+}
+
 void io_done(struct call *call)
 {
     struct io_thread *io = call->conn->io;
@@ -115,6 +123,11 @@ static void pump(struct call *call)
 
     if (call->state == CALL_STREAM && !call->suspended) return; /* libmicrohttpd will ask */
     if (call->state != CALL_STREAM && call->state != CALL_WAITING) return;
+    if (call->direct) {
+        sse_pump(call, &more);
+        if (more) io_again(call);
+        return;
+    }
     call_pump(call, &more);
     if (call->state == CALL_STREAM && (call->out.len > call->out_at || call->ended))
         io_resume(call);
@@ -312,7 +325,7 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
             return;
         }
         shutdown(conn->fd, SHUT_RDWR); /* libmicrohttpd sees the end and closes */
-    } else if (call->state == CALL_STREAM && !call->suspended &&
+    } else if (call->state == CALL_STREAM && (call->direct ? call->blocked : !call->suspended) &&
                now - call->last_taken_ns > o->client_stall_s * second_ns) {
         log_info("client stalled", "request_id=%s", call->request_id);
         call_vanish(call);
@@ -354,6 +367,8 @@ static void conn_event(struct io_thread *io, struct conn *conn, uint32_t events)
         accept_hand_over(io, conn);
     else if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         hang_up(conn);
+    else if (events & EPOLLOUT && conn->call)
+        sse_writable(conn->call);
 }
 
 /* What others have asked of this thread since the last turn. */

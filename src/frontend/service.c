@@ -148,7 +148,9 @@ static void answer_models(struct call *call)
         api_refuse(&call->fault, 503, "model_loading", NULL, "The model is still loading.");
         return;
     }
-    if (call->route == ROUTE_MODELS)
+    if (call->route == ROUTE_TOKENIZER_INFO)
+        api_tokenizer_info_body(&f->model, &call->out);
+    else if (call->route == ROUTE_MODELS)
         api_models_body(&f->model, &call->out);
     else
         api_model_body(&f->model, call->model_id, &call->out, &call->fault);

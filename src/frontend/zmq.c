@@ -208,7 +208,7 @@ static enum status set_options(struct zmq_front *z, struct error *err)
         !set_int(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS) ||
         !set_int(s, ZMQ_HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS) ||
         !set_int(s, ZMQ_HEARTBEAT_TTL, 10 * HEARTBEAT_MS) || !set_int(s, ZMQ_HANDSHAKE_IVL, 5000) ||
-        !set_int(s, ZMQ_IPV6, 1) || zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &largest, sizeof largest))
+        zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &largest, sizeof largest))
         return error_set(err, STATUS_IO, "ZeroMQ refused a socket option: %s",
                          zmq_strerror(zmq_errno()));
     return STATUS_OK;
@@ -250,7 +250,7 @@ static enum status bind_all(struct zmq_front *z, struct error *err)
         if (strncmp(wanted, "tcp://", 6) != 0 && strncmp(wanted, "ipc://", 6) != 0)
             return error_set(err, STATUS_INVALID,
                              "zmq_listen is '%.100s'; it must begin with tcp:// or ipc://", wanted);
-        set_int(z->router, ZMQ_IPV6, strchr(wanted, '[') || strchr(wanted, '*'));
+        set_int(z->router, ZMQ_IPV6, strchr(wanted, '[') || strstr(wanted, "//*"));
         if (zmq_bind(z->router, wanted))
             return error_set(err, STATUS_IO, "cannot listen on %.200s: %s", wanted,
                              zmq_strerror(zmq_errno()));

@@ -113,6 +113,7 @@ const char *http_route_pattern(enum http_route route)
         [ROUTE_MODELS] = "/v1/models",
         [ROUTE_MODEL] = "/v1/models/{id}",
         [ROUTE_STATS] = "/stats",
+        [ROUTE_TOKENIZER_INFO] = "/tokenizer_info",
         [ROUTE_CHAT] = "/v1/chat/completions",
         [ROUTE_COMPLETIONS] = "/v1/completions",
         [ROUTE_TOKENIZE] = "/tokenize",

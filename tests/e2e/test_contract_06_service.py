@@ -72,6 +72,13 @@ def test_tokenize_does_not_enforce_the_context(daemon):
     assert daemon.post("/tokenize", {"prompt": "word " * 10000}).json()["count"] > 2048
 
 
+def test_tokenizer_info_is_what_a_client_without_a_tokenizer_needs(daemon):
+    info = daemon.get("/tokenizer_info").json()
+    assert (info["bos_token"], info["eos_token"]) == ("<|im_start|>", "<|im_end|>") and "{%" in info["chat_template"]
+    assert daemon.post("/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False}).json()["count"] == 1
+    assert daemon.post("/tokenizer_info", {}).status == 405
+
+
 def test_unknown_model_on_tokenizer_endpoints(daemon):
     assert daemon.post("/tokenize", {"prompt": "a", "model": "none"}).status == 404
     assert daemon.post("/detokenize", {"tokens": [], "model": "none"}).status == 404

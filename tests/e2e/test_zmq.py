@@ -598,6 +598,18 @@ def test_the_log_has_a_line_per_request(server, client):
     server.wait_idle()
     line = next(line for line in server.log_text().splitlines() if "zmq-test.1" in line)
     assert started.completion_id in line and "route=zmq" in line and "status=200" in line
+    assert started.completion_id in [e["id"] for e in server.get("/stats").json()["ended"]]
+
+
+def test_a_running_request_is_seen_in_stats(server, client):
+    client.last_id += 1
+    client.socket.send(pb.Request(id=client.last_id, generate=pb.Generate(**LONG_RUN)).SerializeToString())
+    started = client.receive().started
+    running = [r for r in server.get("/stats").json()["running"] if r["id"] == started.completion_id]
+    assert running and running[0]["route"] == "zmq" and running[0]["prompt_tokens"] == 1
+    client.socket.send(pb.Request(id=client.last_id + 1, cancel=pb.Cancel(id=client.last_id)).SerializeToString())
+    server.wait_idle()
+    assert server.get("/stats").json()["running"] == []
 
 
 def test_counters(server, client):

@@ -67,8 +67,42 @@ def safetensors_seeds():
     save('fuzz_safetensors', 'empty', image(b'{}', b''))
 
 
+def field(number, value):
+    """One field of a protobuf message: int as a varint, float as a double, bytes with their length."""
+    def varint(n):
+        out = b''
+        while n > 127:
+            out, n = out + bytes([n & 127 | 128]), n >> 7
+        return out + bytes([n])
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    if isinstance(value, float):
+        return varint(number << 3 | 1) + struct.pack('<d', value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def zmq_seeds():
+    """Requests of proto/inferd.proto."""
+    def request(kind, body, id=7):
+        return field(1, id) + field(2, b'key') + field(3, b'trace-1') + field(kind, body)
+    turn = field(1, b'user') + field(2, b'hello')
+    save('fuzz_zmq', 'completion', request(10, field(1, b'hello') + field(10, 4) + field(14, 0.5) + field(30, b'x')
+         + field(21, field(1, 97) + field(2, 1.0)) + field(40, 1) + field(44, 1) + field(45, 1) + field(60, 3) + field(62, b's')))
+    save('fuzz_zmq', 'ids', request(10, field(2, field(1, bytes([104, 101]))) + field(10, 2) + field(12, 2) + field(31, bytes([98]))))
+    save('fuzz_zmq', 'chat', request(10, field(3, turn) + field(3, field(1, b'assistant') + field(2, b'a')) + field(51, 1)
+         + field(52, b'{"a":1}') + field(10, 2)))
+    save('fuzz_zmq', 'echo', request(10, field(1, b'he') + field(1, b'l') + field(10, 1) + field(41, 1) + field(42, 1) + field(43, 2)))
+    save('fuzz_zmq', 'tools', request(10, field(3, field(1, b'assistant') + field(5, field(1, b'i') + field(2, b'f') + field(3, b'{}')))))
+    save('fuzz_zmq', 'tokenize', request(11, field(1, b'hello') + field(4, 1)))
+    save('fuzz_zmq', 'tokenize_messages', request(11, field(2, turn)))
+    save('fuzz_zmq', 'detokenize', request(12, field(1, bytes([104, 105]))))
+    save('fuzz_zmq', 'cancel', request(13, field(1, 9)))
+    save('fuzz_zmq', 'health', request(14, b''))
+
+
 if __name__ == '__main__':
     OUT = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), 'corpus')
     json_seeds()
     gguf_seeds()
     safetensors_seeds()
+    zmq_seeds()

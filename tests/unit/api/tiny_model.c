@@ -191,6 +191,12 @@ static void put_content(const json_t *content, struct buf *out)
     }
 }
 
+struct slice chat_template_source(const struct chat *chat)
+{
+    (void)chat;
+    return (struct slice){0};
+}
+
 enum status chat_encode(const struct chat *chat, const struct chat_request *request,
                         struct token_list *out, struct buf *text, struct error *err)
 {

@@ -161,18 +161,24 @@ TEST(arrivals_are_told_by_the_log)
         "total_ms=1250.0\n"
         "info request done id=a prompt_tokens=90 completion_tokens=30 total_ms=1250.0\n"
         "2026-11-29T17:20:03.000Z info request done id=c prompt_tokens=0 completion_tokens=0 "
-        "total_ms=1.0\n";
+        "total_ms=1.0\n"
+        "{\"time\":\"2026-11-29T17:20:04.000Z\",\"level\":\"info\",\"event\":\"request "
+        "done\",\"prompt_tokens\":8,\"completion_tokens\":6,\"total_ms\":1000}\n"
+        "{\"time\":\"2026-11-29T17:20:04.000Z\",\"event\":\"info request done \"}\n"
+        "{\"time\":\"2026-11-29T17:20:04.000Z\",\"event\":\"request done\"}\n{broken\n";
     struct trace trace;
     struct error err;
     FILE *from = fmemopen((void *)(uintptr_t)log, strlen(log), "r");
 
     EXPECT_OK_ERR(trace_from_log(from, &trace, &err), &err);
     fclose(from);
-    EXPECT_EQ(trace.count, 2); /* without a time, or without tokens, a line tells no arrival */
+    EXPECT_EQ(trace.count, 3); /* without a time, or without tokens, a line tells no arrival */
     EXPECT_EQ(trace.items[0].prompt_tokens, 90);
     EXPECT_EQ(trace.items[0].arrival_s, 0);
     EXPECT_NEAR(trace.items[1].arrival_s, 0.25, 1e-6);
     EXPECT_EQ(trace.items[1].max_tokens, 5);
+    EXPECT_NEAR(trace.items[2].arrival_s, 1.25, 1e-6); /* of a log of JSON lines */
+    EXPECT_EQ(trace.items[2].max_tokens, 6);
     trace_fini(&trace);
     from = fmemopen((void *)(uintptr_t) "nothing\n", 8, "r");
     EXPECT_EQ(trace_from_log(from, &trace, &err), STATUS_NOT_FOUND);

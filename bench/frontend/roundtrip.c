@@ -1,0 +1,334 @@
+/* roundtrip.c - what the front ends add to a request: open loop, Poisson arrivals, one token from the null device.
+ *
+ *   roundtrip-bench HOST PORT ENDPOINT RATE SECONDS
+ *
+ * In one run, one after the other: a bare libzmq echo (a ROUTER in a child process that sends back what comes; request and
+ * answer as large as inferd's), inferd over ZeroMQ, inferd over HTTP (connections kept alive). The same arrivals for all
+ * three. A round trip counts from the moment that the arrival was due, sent late or not, to the last byte of the answer.
+ * "beyond the engine" is that less the queue, prefill and decode of the answer's own timings (engine/stage_times.h). */
+#include <errno.h>
+#include <inferd.pb-c.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "bench_util.h"
+
+static const char prompt[] = "The quick brown fox jumps over the lazy dog";
+static size_t arrival_count;
+static double *arrivals_s; /* from the start */
+
+struct result {
+    size_t count;
+    double *round_us, *beyond_us, *late_us; /* late: sent after it was due */
+};
+
+static void make_arrivals(double rate, double seconds)
+{
+    uint64_t state = 88172645463325252u;
+    double at = 0;
+
+    arrivals_s = malloc((size_t)(rate * seconds * 2 + 1000) * sizeof *arrivals_s);
+    while (at < seconds) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        at += -log(1 - (double)(state >> 11) * 0x1p-53) / rate;
+        arrivals_s[arrival_count++] = at;
+    }
+}
+
+static struct result result_make(void)
+{
+    return (struct result){.round_us = calloc(arrival_count, sizeof(double)),
+                           .beyond_us = calloc(arrival_count, sizeof(double)),
+                           .late_us = calloc(arrival_count, sizeof(double))};
+}
+
+static void note(struct result *r, int64_t due_ns, double engine_us)
+{
+    double us = (double)(now_ns() - due_ns) * 1e-3;
+
+    r->round_us[r->count] = us;
+    r->beyond_us[r->count] = us - engine_us;
+    r->count++;
+}
+
+static void report(const char *name, struct result *r)
+{
+    sort_values(r->round_us, r->count);
+    sort_values(r->beyond_us, r->count);
+    sort_values(r->late_us, arrival_count);
+    printf(
+        "%-10s %7zu round trips: P50 %7.0f P99 %7.0f P99.9 %7.0f us; beyond the engine: P50 %7.0f "
+        "P99 %7.0f P99.9 %7.0f us; sent late: P50 %4.0f P99 %5.0f us\n",
+        name, r->count, quantile(r->round_us, r->count, .5), quantile(r->round_us, r->count, .99),
+        quantile(r->round_us, r->count, .999), quantile(r->beyond_us, r->count, .5),
+        quantile(r->beyond_us, r->count, .99), quantile(r->beyond_us, r->count, .999),
+        quantile(r->late_us, arrival_count, .5), quantile(r->late_us, arrival_count, .99));
+    fflush(stdout);
+}
+
+/* Waits for the epoll set until `until_ns`, to the ns. */
+static int wait_until(int epoll_fd, struct epoll_event *events, int max, int64_t until_ns)
+{
+    int64_t left = until_ns - now_ns();
+    struct timespec t = {0};
+
+    if (left > 0) t = (struct timespec){left / 1000000000, left % 1000000000};
+    return epoll_pwait2(epoll_fd, events, max, &t, NULL);
+}
+
+/* --- ZeroMQ: the echo and inferd --- */
+
+static size_t request_bytes(uint64_t id, uint8_t out[256])
+{
+    Inferd__V1__Request request = INFERD__V1__REQUEST__INIT;
+    Inferd__V1__Generate generate = INFERD__V1__GENERATE__INIT;
+    ProtobufCBinaryData text = {sizeof prompt - 1, (uint8_t *)(uintptr_t)prompt};
+
+    request.has_id = true;
+    request.id = id;
+    request.body_case = INFERD__V1__REQUEST__BODY_GENERATE;
+    request.generate = &generate;
+    generate.prompts = &text;
+    generate.n_prompts = 1;
+    generate.has_max_tokens = generate.has_ignore_eos = generate.has_return_timings = true;
+    generate.max_tokens = 1;
+    generate.ignore_eos = generate.return_timings = true;
+    return inferd__v1__request__pack(&request, out);
+}
+
+static void take_batch(zmq_msg_t *message, int64_t start_ns, struct result *r)
+{
+    Inferd__V1__Batch *batch =
+        inferd__v1__batch__unpack(NULL, zmq_msg_size(message), zmq_msg_data(message));
+
+    if (!batch) die("not a batch");
+    for (size_t i = 0; i < batch->n_responses; i++) {
+        const Inferd__V1__Response *response = batch->responses[i];
+
+        if (response->body_case == INFERD__V1__RESPONSE__BODY_ERROR)
+            die("error: %s", response->error->message);
+        if (response->body_case != INFERD__V1__RESPONSE__BODY_DONE) continue;
+        const Inferd__V1__Timings *t = response->done->timings;
+
+        note(r, start_ns + (int64_t)(arrivals_s[response->id] * 1e9),
+             t->queue_us + t->prefill_us + t->decode_us);
+    }
+    inferd__v1__batch__free_unpacked(batch, NULL);
+}
+
+/* The echo's answer begins with the id; the rest is as large as inferd's two messages together. */
+static void take_echo(zmq_msg_t *message, int64_t start_ns, struct result *r)
+{
+    uint64_t id;
+
+    memcpy(&id, zmq_msg_data(message), sizeof id);
+    note(r, start_ns + (int64_t)(arrivals_s[id] * 1e9), 0);
+}
+
+static void receive_all(void *dealer, bool echo, int64_t start_ns, struct result *r)
+{
+    zmq_msg_t message;
+
+    for (;;) {
+        zmq_msg_init(&message);
+        if (zmq_msg_recv(&message, dealer, ZMQ_DONTWAIT) < 0) break;
+        if (zmq_msg_size(&message)) (echo ? take_echo : take_batch)(&message, start_ns, r);
+        zmq_msg_close(&message);
+    }
+    zmq_msg_close(&message);
+}
+
+static void send_one(void *dealer, bool echo, uint64_t id)
+{
+    uint8_t bytes[256];
+    size_t len = request_bytes(id, bytes);
+
+    if (echo) memcpy(bytes, &id, sizeof id);
+    if (zmq_send(dealer, bytes, len, 0) < 0) die("cannot send: %s", zmq_strerror(errno));
+}
+
+static void run_zmq(const char *endpoint, bool echo)
+{
+    void *context = zmq_ctx_new(), *dealer = zmq_socket(context, ZMQ_DEALER);
+    struct result r = result_make();
+    int zero = 0, fd, epoll_fd = epoll_create1(0);
+    size_t size = sizeof fd, sent = 0;
+    struct epoll_event event = {.events = EPOLLIN};
+
+    zmq_setsockopt(dealer, ZMQ_LINGER, &zero, sizeof zero);
+    if (zmq_connect(dealer, endpoint)) die("%s: %s", endpoint, zmq_strerror(errno));
+    zmq_getsockopt(dealer, ZMQ_FD, &fd, &size);
+    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
+    usleep(200000); /* the connection stands */
+    int64_t start = now_ns();
+
+    while (r.count < arrival_count) {
+        int64_t due =
+            sent < arrival_count ? start + (int64_t)(arrivals_s[sent] * 1e9) : now_ns() + 100000000;
+
+        while (sent < arrival_count && due <= now_ns()) {
+            r.late_us[sent] = (double)(now_ns() - due) * 1e-3;
+            send_one(dealer, echo, sent++);
+            if (sent < arrival_count) due = start + (int64_t)(arrivals_s[sent] * 1e9);
+        }
+        receive_all(dealer, echo, start, &r);
+        int events;
+
+        size = sizeof events;
+        zmq_getsockopt(dealer, ZMQ_EVENTS, &events, &size);
+        if (r.count < arrival_count && !(events & ZMQ_POLLIN)) wait_until(epoll_fd, &event, 1, due);
+        if (now_ns() - start > (int64_t)((arrivals_s[arrival_count - 1] + 20) * 1e9))
+            die("%zu answers of %zu came", r.count, arrival_count);
+    }
+    report(echo ? "zmq echo" : "zmq", &r);
+    zmq_close(dealer);
+    zmq_ctx_term(context);
+    close(epoll_fd);
+}
+
+static void echo_server(void)
+{
+    void *context = zmq_ctx_new(), *router = zmq_socket(context, ZMQ_ROUTER);
+    char id[256], bytes[256 + 208] = {0};
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (zmq_bind(router, "tcp://127.0.0.1:15555")) die("echo: %s", zmq_strerror(errno));
+    for (;;) {
+        int id_len = zmq_recv(router, id, sizeof id, 0), len = zmq_recv(router, bytes, 256, 0);
+
+        zmq_send(router, id, (size_t)id_len, ZMQ_SNDMORE);
+        zmq_send(router, bytes, (size_t)len + 208, 0);
+    }
+}
+
+/* --- HTTP --- */
+
+enum { CONNECTIONS_MAX = 256, ANSWER_MAX = 4096 };
+struct connection {
+    int fd;
+    bool busy;
+    size_t request, len;
+    char bytes[ANSWER_MAX + 1];
+};
+
+static double number_behind(const char *text, const char *name)
+{
+    const char *at = strstr(text, name);
+
+    if (!at) die("no %s in %s", name, text);
+    return strtod(at + strlen(name), NULL);
+}
+
+/* True: the answer is whole. */
+static bool take_answer(struct connection *c, int64_t start_ns, struct result *r)
+{
+    ssize_t got = recv(c->fd, c->bytes + c->len, ANSWER_MAX - c->len, MSG_DONTWAIT);
+
+    if (got < 0 && errno == EAGAIN) return false;
+    if (got <= 0) die("the server closed a connection");
+    c->len += (size_t)got;
+    c->bytes[c->len] = 0;
+    const char *body = strstr(c->bytes, "\r\n\r\n"),
+               *length = strcasestr(c->bytes, "content-length:");
+
+    if (!body || !length) return false;
+    if (c->len < (size_t)(body + 4 - c->bytes) + strtoul(length + 15, NULL, 10)) return false;
+    if (strncmp(c->bytes, "HTTP/1.1 200", 12) != 0) die("%s", c->bytes);
+    const char *stages = strstr(body, "\"stages_ms\"");
+
+    if (!stages) die("no timings in %s", body);
+    note(r, start_ns + (int64_t)(arrivals_s[c->request] * 1e9),
+         1e3 * (number_behind(stages, "\"queue\":") + number_behind(stages, "\"prefill\":") +
+                number_behind(stages, "\"decode\":")));
+    c->busy = false;
+    c->len = 0;
+    return true;
+}
+
+static struct connection *free_connection(struct connection *all, size_t *count, const char *host,
+                                          uint16_t port, int epoll_fd)
+{
+    for (size_t i = 0; i < *count; i++)
+        if (!all[i].busy) return &all[i];
+    if (*count == CONNECTIONS_MAX)
+        die("over %d requests are open: the server does not keep up", CONNECTIONS_MAX);
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = *count};
+
+    all[*count].fd = connect_tcp(host, port);
+    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, all[*count].fd, &event);
+    return &all[(*count)++];
+}
+
+static void run_http(const char *host, uint16_t port)
+{
+    static struct connection all[CONNECTIONS_MAX];
+    struct result r = result_make();
+    size_t count = 0, sent = 0;
+    int epoll_fd = epoll_create1(0);
+    struct epoll_event events[64];
+    char json[256], text[1024];
+
+    snprintf(json, sizeof json,
+             "{\"prompt\":\"%s\",\"max_tokens\":1,\"ignore_eos\":true,\"return_timings\":true}",
+             prompt);
+    size_t len = post_text(text, sizeof text, "/v1/completions", json);
+
+    for (int i = 0; i < 16; i++) /* opened before the start, as a client that runs has them */
+        free_connection(all, &count, host, port, epoll_fd)->busy = true;
+    for (size_t i = 0; i < count; i++)
+        all[i].busy = false;
+    usleep(200000);
+    int64_t start = now_ns();
+
+    while (r.count < arrival_count) {
+        int64_t due =
+            sent < arrival_count ? start + (int64_t)(arrivals_s[sent] * 1e9) : now_ns() + 100000000;
+
+        while (sent < arrival_count && due <= now_ns()) {
+            struct connection *c = free_connection(all, &count, host, port, epoll_fd);
+
+            r.late_us[sent] = (double)(now_ns() - due) * 1e-3;
+            c->busy = true;
+            c->request = sent++;
+            if (write(c->fd, text, len) != (ssize_t)len) die("cannot send");
+            if (sent < arrival_count) due = start + (int64_t)(arrivals_s[sent] * 1e9);
+        }
+        int got = wait_until(epoll_fd, events, 64, due);
+
+        for (int i = 0; i < got; i++)
+            take_answer(&all[events[i].data.u64], start, &r);
+        if (now_ns() - start > (int64_t)((arrivals_s[arrival_count - 1] + 20) * 1e9))
+            die("%zu answers of %zu came", r.count, arrival_count);
+    }
+    report("http", &r);
+    for (size_t i = 0; i < count; i++)
+        close(all[i].fd);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 6) die("usage: roundtrip-bench HOST PORT ENDPOINT RATE SECONDS");
+    prctl(PR_SET_TIMERSLACK, 1000);
+    make_arrivals(atof(argv[4]), atof(argv[5]));
+    pid_t echo = fork();
+
+    if (!echo) echo_server();
+    usleep(200000);
+    run_zmq("tcp://127.0.0.1:15555", true);
+    kill(echo, SIGKILL);
+    waitpid(echo, NULL, 0);
+    run_zmq(argv[3], false);
+    run_http(argv[1], (uint16_t)atoi(argv[2]));
+    return 0;
+}
