@@ -35,7 +35,7 @@ static const char tail[] =
     "api\\-keys holds API keys.\n"
     ".SH FILES\n"
     ".TP\n.I /etc/inferd/inferd.json\nOptions of the service.\n"
-    ".TP\n.I /etc/inferd/api\\-keys\nIts API keys, one a line.\n"
+    ".TP\n.I /etc/credstore/inferd.api\\-keys\nIts API keys, one a line.\n"
     ".TP\n.I /run/inferd/admin.sock\nThe operator's socket.\n"
     ".SH SEE ALSO\n.BR systemctl (1),\n/usr/share/doc/inferd/operations.md, "
     "/usr/share/doc/inferd/api.md\n";
