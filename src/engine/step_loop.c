@@ -379,6 +379,7 @@ void *step_loop(void *engine)
 {
     struct engine *e = engine;
 
+    pthread_setname_np(pthread_self(), "inferd-engine");
     malloc_count_watch(true);
     for (;;) {
         uint32_t seen = notify_count(e->wake);
