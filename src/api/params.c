@@ -169,7 +169,6 @@ static const struct {
     {"structured_outputs", NULL, 3},
     {"use_beam_search", "false", 3},
     {"length_penalty", "1", 3},
-    {"priority", "0", 3},
     {"logprob_token_ids", NULL, 3},
     {"suffix", "\"\"", 1 << API_COMPLETIONS},
     {"tools", NULL, 1 << API_CHAT},
@@ -493,9 +492,11 @@ bool params_read(const struct api_model *model, enum api_route route, const json
            params_bool(body, "skip_special_tokens", &out->skip_special, fault) &&
            params_bool(body, "return_token_ids", &out->return_token_ids, fault) &&
            params_bool(body, "return_timings", &out->return_timings, fault) &&
+           params_int(body, "priority", -INT32_MAX, INT32_MAX, &out->priority, fault) &&
            params_int(body, "prefix_ttl", 0, 86400, &out->prefix_ttl, fault) &&
            params_int(body, "prefix_tokens", 1, INT64_MAX, &out->prefix_tokens, fault) &&
            params_bool(body, "timings_per_token", &out->timings_per_token, fault) &&
+           params_bool(body, "include_metrics", &out->include_metrics, fault) &&
            params_bool(body, "return_tokens_as_token_ids", &out->tokens_as_ids, fault) &&
            params_bool(body, "add_special_tokens", &out->add_special, fault) &&
            params_int(body, "truncate_prompt_tokens", 1, INT64_MAX, &out->truncate_prompt_tokens,

@@ -15,11 +15,13 @@ struct params {
     int64_t min_tokens, n, best_of, top_k, truncate_prompt_tokens, seed;
     bool seed_given;
     int64_t prefix_ttl, prefix_tokens;
+    int64_t priority; /* smaller first, as in vLLM */
     double temperature, top_p, min_p;
     double presence_penalty, frequency_penalty, repetition_penalty;
     bool stream, include_usage;
     bool include_stop, ignore_eos, skip_special;
-    bool return_token_ids, tokens_as_ids, add_special, return_timings, timings_per_token;
+    bool return_token_ids, tokens_as_ids, add_special, return_timings, timings_per_token,
+        include_metrics;
     bool echo;
     bool logprobs;                                    /* wanted */
     int64_t top_logprobs;                             /* 0..20 */

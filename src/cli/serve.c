@@ -25,23 +25,30 @@
 #include "cli/cli.h"
 #include "cli/keys.h"
 #include "cli/load.h"
+#include "cli/observe_setup.h"
 #include "cli/reload.h"
 #include "cli/service.h"
 #include "frontend/frontend.h"
 
 enum { EXIT_LOST = 3, LOADING_LOG_MS = 1000 };
+static const int64_t LOST_NS =
+    5000000000; /* a lost device whose engine does not end: it hangs in the driver */
 
 struct server {
     const struct config *config;
     struct loaded loaded;
     struct frontend *frontend;
     struct api_model model;
+    struct metrics_model served; /* what labels tell of it */
+    struct tracer *tracer;       /* NULL: no traces */
     struct systemd systemd;
     struct service service;
     struct reload reload;
     const char *names_one[1];
     char fingerprint[32];
     int64_t started_ns, logged_ns;
+    int64_t lost_since_ns; /* the device; 0: it is well */
+    bool stuck;            /* lost, and the engine says nothing */
     pthread_t loader;
     _Atomic int load_state; /* 0 loading, 1 loaded, 2 failed */
     struct error load_error;
@@ -166,6 +173,7 @@ static enum status start_frontend(struct server *s, struct error *err)
         .host = c->host,
         .port = (uint16_t)c->port,
         .uds = c->uds,
+        .web_page = c->web_page,
         .socket_fd = http > 0 ? http : 0,
         .reuse_port = c->reuse_port,
         .listen_when_ready = c->listen_when_ready,
@@ -175,9 +183,17 @@ static enum status start_frontend(struct server *s, struct error *err)
         .admin_fd = admin > 0 ? admin : 0,
         .operator= {s, order_drain, order_resume, order_reload, order_log_level},
         .connections_max = (uint32_t)c->max_connections,
-        .step_timeout_s = (uint32_t)c->step_timeout_s,
+        .progress_timeout_s = (uint32_t)c->progress_timeout_s,
         .io_threads = (uint32_t)c->io_threads,
         .text_threads = (uint32_t)c->text_threads,
+        .vllm_metrics = c->vllm_metrics,
+        .log_prompts = c->log_prompts,
+        .tracer = s->tracer,
+        .served = &s->served,
+        .zmq_endpoints = c->zmq_listen.items,
+        .zmq_endpoint_count = c->zmq_listen.count,
+        .zmq_server_key_file = c->zmq_server_key_file,
+        .zmq_client_keys_file = c->zmq_client_keys_file,
         .version = INFERD_VERSION,
     };
     enum status st = keys_read(c, s->systemd.credentials, &keys, err);
@@ -239,7 +255,9 @@ static enum status become_ready(struct server *s, struct error *err)
         .fingerprint = s->fingerprint,
         .no_logits = l->device_options.kind == DEVICE_NULL,
         .trust_content = c->trust_content,
+        .request_metrics = c->enable_per_request_metrics,
     };
+    observe_describe(c, l, s->model.names[0], &s->served);
     enum status st = frontend_set_ready(s->frontend, l->engine, &s->model, err);
 
     if (st) return st;
@@ -268,7 +286,7 @@ static bool check_engine(struct server *s)
     engine_stats(s->loaded.engine, &stats);
     if (stats.alive) {
         service_alive(&s->service, stats.last_progress_ns,
-                      (int64_t)s->config->step_timeout_s * 1000000000);
+                      (int64_t)s->config->progress_timeout_s * 1000000000);
         return true;
     }
     log_error("engine lost", "reason=\"%s\"", stats.dead_reason ? stats.dead_reason : "unknown");
@@ -330,6 +348,21 @@ static void reload(struct server *s)
     service_reloaded(&s->service);
 }
 
+/* The device has been lost for LOST_NS, and the engine's thread says nothing: it hangs in the driver. */
+static bool engine_is_stuck(struct server *s)
+{
+    struct device_health health = device_health(s->loaded.device);
+    int64_t now = clock_mono_ns();
+
+    if (health.ok) s->lost_since_ns = 0;
+    if (health.ok) return false;
+    if (!s->lost_since_ns) s->lost_since_ns = now;
+    s->stuck = now - s->lost_since_ns > LOST_NS;
+    if (s->stuck)
+        log_error("engine lost", "reason=\"%s\" engine=\"does not answer\"", health.reason);
+    return s->stuck;
+}
+
 /* Waits for a signal, or for the end of loading or of the engine. Returns the exit status. */
 static int serve_until_told(struct server *s, const sigset_t *signals)
 {
@@ -347,9 +380,12 @@ static int serve_until_told(struct server *s, const sigset_t *signals)
             return 1;
         }
         if (got == SIGHUP) reload(s);
-        if (!ready || check_engine(s)) continue;
-        sleep(1); /* so that the last requests hear of it, and /health is seen to be 503 */
-        return EXIT_LOST;
+        if (!ready) continue;
+        if (!check_engine(s)) {
+            sleep(1); /* so that the last requests hear of it, and /health is seen to be 503 */
+            return EXIT_LOST;
+        }
+        if (engine_is_stuck(s)) return EXIT_LOST;
     }
     if (ready) drain(s, signals);
     return 0;
@@ -370,12 +406,20 @@ static int serve(struct server *s, struct error *err)
     pthread_sigmask(SIG_BLOCK, &signals,
                     NULL); /* inherited by every thread: main alone takes them */
     s->started_ns = s->logged_ns = clock_mono_ns();
-    if (check_early(s->config, err) || start_frontend(s, err)) {
+    if (check_early(s->config, err) || observe_open_tracer(s->config, &s->tracer, err) ||
+        start_frontend(s, err)) {
         cli_fail(err);
     } else if (pthread_create(&s->loader, NULL, load_thread, s)) {
         fprintf(stderr, "inferd: no thread for loading: %s\n", strerror(errno));
     } else {
         status = serve_until_told(s, &signals);
+        if (status == EXIT_LOST) {
+            /* A device that hangs would hold every call that ends it; nothing outlives the process. */
+            if (!s->stuck) frontend_stop(s->frontend);
+            log_info("stopped", "status=%d", status);
+            fflush(NULL);
+            _exit(status);
+        }
         frontend_stop(s->frontend);
         s->frontend = NULL;
         if (!s->load_state) {
@@ -387,6 +431,7 @@ static int serve(struct server *s, struct error *err)
         log_info("stopped", "status=%d", status);
     }
     frontend_stop(s->frontend);
+    tracer_destroy(s->tracer);
     service_close(&s->service);
     return status;
 }
@@ -412,8 +457,7 @@ int cli_serve(int argc, char **argv)
                 config.rest.items[0]);
         status = 2;
     } else {
-        reload_log_level(&config);
-        log_set_timestamps(config.log_timestamps);
+        observe_setup_log(&config);
         systemd_read(&s.systemd);
         service_open(&s.service, &s.systemd);
         reload_init(&s.reload, argc, argv, &config, s.systemd.credentials);

@@ -74,3 +74,5 @@ const char *config_nearest_within(const char *name, unsigned edits_max);
  * HF_HOME/hub, XDG_CACHE_HOME/huggingface/hub, ~/.cache/huggingface/hub). The caller frees *out. Errors: STATUS_NOT_FOUND
  * with both places named. */
 enum status config_resolve_model(const char *model, char **out, struct error *err);
+/* Whether standard error is systemd's journal (JOURNAL_STREAM, systemd.exec(5)). */
+bool config_stderr_is_journal(void);

@@ -1,4 +1,4 @@
-/* call.h - one HTTP request and its answer; and the parts of the frontend that all its files share.
+/* call.h - one request (of HTTP; of ZeroMQ: zmq.h) and its answer; and the parts of the frontend that all its files share.
  *
  * A call belongs to one connection and is touched by its I/O thread, save while a text thread has it (CALL_PARSING): then
  * only `gone` is shared.
@@ -21,6 +21,7 @@
 #include "frontend/http_route.h"
 #include "frontend/settings.h"
 #include "frontend/text_pool.h"
+#include "observe/request_record.h"
 
 enum call_state {
     CALL_HEAD,
@@ -49,8 +50,11 @@ struct conn {
     struct conn *prev, *next;
 };
 
+struct zmq_front;
+
 struct call {
-    struct conn *conn;
+    struct conn *conn;     /* HTTP; NULL for ZeroMQ */
+    struct zmq_front *zmq; /* ZeroMQ: it stands first in a struct zmq_call (zmq.h); else NULL */
     struct frontend *frontend;
     enum call_state state;
     bool suspended;
@@ -86,7 +90,13 @@ struct call {
     bool ended;         /* api_stream_done: nothing more is expected */
     int64_t timeout_ns; /* of X-Request-Timeout; 0: none */
     int64_t first_token_ns, last_token_ns, last_taken_ns;
-    uint64_t make_ns;       /* making text and events */
+    uint64_t make_ns; /* making text and events */
+    int64_t
+        given_ns; /* since when libmicrohttpd has bytes of the stream that it has not asked for more after; 0: it has none */
+    int64_t stall_ns; /* sum of such times */
+    int64_t wall_ns;  /* unix time of received_ns */
+    struct trace_context trace;
+    struct live_request *live;
     struct call *next_done; /* list of the I/O thread */
     struct call *next_again;
     bool in_again;
@@ -119,10 +129,13 @@ struct frontend {
     int listen_fd;
     uint16_t port;
     uint32_t io_count;
-    struct io_thread *io; /* [io_count] */
+    struct io_thread *io;  /* [io_count] */
+    struct zmq_front *zmq; /* NULL: no ZeroMQ */
 };
 
 /* --- call.c: life of a call --- */
+/* "req-" and 24 hexadecimal digits. */
+void call_fresh_id(char out[132]);
 struct call *call_create(struct conn *conn, const char *target);
 void call_destroy(struct call *call);
 /* Takes memory for `bytes` more of the body; false: over the limit of all bodies. */
@@ -137,8 +150,10 @@ void call_pump(struct call *call, bool *more);
 void call_vanish(struct call *call);
 /* Our side ends it, with an error for the client: the end of the drain time, or the operator. */
 void call_end(struct call *call, const char *code, const char *why);
-/* Counts the finished request, once. */
+/* Counts the finished request, once: metrics, log line, trace. */
 void call_count(struct call *call, unsigned status);
+/* call_report.c: the record of a request that is over, to all who want it. */
+void call_report(struct call *call, unsigned status, int64_t now_ns);
 static inline bool call_is_generation(const struct call *call)
 {
     return call->route == ROUTE_CHAT || call->route == ROUTE_COMPLETIONS;
@@ -167,6 +182,8 @@ void http_add_headers(const struct call *call, struct MHD_Response *response);
 /* Fills call->status, content_type and out (or call->fault). */
 void service_answer(struct call *call);
 enum api_state service_state(const struct frontend *frontend);
+/* Why the engine serves nobody, though it was ready; NULL: nothing is wrong. */
+const char *service_fault(const struct frontend *frontend, char text[96]);
 
 /* --- io_thread.c --- */
 enum status io_create(struct frontend *frontend, struct io_thread *io, uint32_t number,

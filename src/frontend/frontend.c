@@ -13,6 +13,7 @@
 #include "frontend/io_thread.h"
 #include "frontend/listen.h"
 #include "frontend/tls.h"
+#include "frontend/zmq.h"
 
 enum { TEXT_QUEUE_MAX = 4096, LONG_QUEUE_MAX = 256 };
 static const uint64_t bodies_min = 256u << 20;
@@ -78,6 +79,7 @@ static enum status start_all(struct frontend *f, struct error *err)
                        err);
     }
     if (!st && (o->admin_path || o->admin_fd)) st = admin_start(f, &f->admin, err);
+    if (!st && o->zmq_endpoint_count) st = zmq_front_create(f, &f->zmq, err);
     return st;
 }
 
@@ -86,7 +88,7 @@ static void fill_defaults(struct frontend_options *o)
 {
     if (!o->io_threads) o->io_threads = 1;
     if (!o->text_threads) o->text_threads = 1;
-    if (!o->step_timeout_s) o->step_timeout_s = 30;
+    if (!o->progress_timeout_s) o->progress_timeout_s = 30;
     if (!o->body_timeout_s) o->body_timeout_s = o->header_timeout_s;
 }
 
@@ -102,7 +104,7 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
     pthread_mutex_init(&f->lock, NULL);
     f->body_bytes_total = 16 * options->body_bytes_max;
     if (f->body_bytes_total < bodies_min) f->body_bytes_total = bodies_min;
-    f->stats = calloc(1, sizeof *f->stats);
+    f->stats = http_stats_create();
     f->io = calloc(f->options.io_threads, sizeof *f->io);
     f->addresses = address_count_create();
     f->settings_now = settings_create(&f->options);
@@ -121,6 +123,11 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
         return st;
     }
     return STATUS_OK;
+}
+
+const char *frontend_zmq_endpoint(const struct frontend *f, uint32_t i)
+{
+    return f->zmq->endpoints[i];
 }
 
 uint16_t frontend_port(const struct frontend *f)
@@ -221,8 +228,10 @@ void frontend_stop(struct frontend *f)
     atomic_store(&f->refusing, true);
     for (uint32_t i = 0; i < f->io_count; i++)
         io_stop(&f->io[i]);
+    zmq_front_stop(f->zmq);
     for (uint32_t i = 0; i < f->io_count; i++)
         io_destroy(&f->io[i]);
+    zmq_front_destroy(f->zmq);
     text_pool_destroy(f->pool);
     text_pool_destroy(f->long_pool);
     if (f->listen_fd >= 0) close(f->listen_fd);
@@ -233,6 +242,6 @@ void frontend_stop(struct frontend *f)
     address_count_destroy(f->addresses);
     pthread_mutex_destroy(&f->lock);
     free(f->io);
-    free(f->stats);
+    http_stats_destroy(f->stats);
     free(f);
 }

@@ -22,6 +22,8 @@
 #include "engine/engine.h"
 
 struct frontend; /* opaque */
+struct tracer;
+struct metrics_model;
 
 /* What the operator's socket asks of the owner. Called on its thread, one at a time. */
 struct frontend_operator {
@@ -59,18 +61,32 @@ struct frontend_options {
     struct api_limits limits;
 
     /* --- and these not --- */
+    bool web_page; /* the page at / */
     uint32_t
-        step_timeout_s; /* of an engine without progress; 0: 30. The owner probes an idle one */
+        progress_timeout_s; /* of an engine without progress; 0: 30. The owner probes an idle one */
     uint32_t connections_max; /* over all I/O threads */
     uint32_t io_threads, text_threads;
-    const char *version; /* "0.1.0" */
-    const char *commit;  /* NULL: not told */
+    bool vllm_metrics;     /* /metrics under vLLM's names too */
+    bool log_prompts;      /* the text of each prompt goes to the log */
+    struct tracer *tracer; /* where requests are reported as traces; NULL: nowhere */
+    const struct metrics_model
+        *served; /* what labels tell; filled before frontend_set_ready; NULL: nothing */
+    const char *const
+        *zmq_endpoints;          /* [zmq_endpoint_count] "tcp://127.0.0.1:5555", "ipc:///run/x" */
+    uint32_t zmq_endpoint_count; /* 0: no ZeroMQ */
+    const char
+        *zmq_server_key_file; /* CURVE secret key; NULL or "": connections are in the clear */
+    const char *zmq_client_keys_file; /* public keys of the clients; NULL or "": any client */
+    const char *version;              /* "0.1.0" */
+    const char *commit;               /* NULL: not told */
 };
 
 /* Binds, listens (unless that waits for set_ready), starts the threads. Errors: STATUS_IO with address and port in the sentence (a taken port too, before
  * anything else is done), STATUS_NOMEM, STATUS_INVALID (host is no address). */
 enum status frontend_start(const struct frontend_options *options, struct frontend **out,
                            struct error *err);
+/* The ZeroMQ endpoint as bound ("tcp://127.0.0.1:40123"), in the order of the options. */
+const char *frontend_zmq_endpoint(const struct frontend *frontend, uint32_t i);
 /* The TCP port in use, 0 for a unix socket. */
 uint16_t frontend_port(const struct frontend *frontend);
 

@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "frontend/call.h"
+#include "frontend/web_page.h"
 
 enum {
     LONG_BODY_BYTES = 128 << 10
@@ -71,6 +72,12 @@ void http_add_headers(const struct call *call, struct MHD_Response *response)
 
     MHD_add_response_header(response, "Content-Type", call->content_type);
     MHD_add_response_header(response, "X-Request-Id", call->request_id);
+    if (call->route >= ROUTE_PAGE && call->route <= ROUTE_PAGE_JS) {
+        MHD_add_response_header(response, "Content-Security-Policy", web_page_policy);
+        MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+        MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+        MHD_add_response_header(response, "Cache-Control", "no-cache");
+    }
     if (call->has_origin && settings_of(call)->cors) {
         MHD_add_response_header(response, "Access-Control-Allow-Origin", "*");
         MHD_add_response_header(response, "Access-Control-Expose-Headers", "*");
@@ -185,6 +192,7 @@ static void take_head(struct call *call, const struct http_head *head, const cha
     call->route = http_route_of(call->target, call->path, sizeof call->path, &call->model_id);
     call->has_origin = head->has_origin;
     call->timeout_ns = head->timeout_ns;
+    trace_context_read(head->traceparent, head->tracestate, &call->trace);
     if (head->request_id && http_request_id_ok(head->request_id))
         snprintf(call->request_id, sizeof call->request_id, "%s", head->request_id);
     if (call->method == HTTP_OPTIONS && head->request_headers &&
@@ -269,6 +277,7 @@ static enum MHD_Result refuse_body(struct call *call)
 static void mark_received(struct call *call)
 {
     call->received_ns = clock_mono_ns();
+    call->wall_ns = clock_wall_ns();
     atomic_fetch_add(&call->frontend->busy, 1);
 }
 

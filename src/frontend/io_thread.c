@@ -372,13 +372,7 @@ static void look_around(struct io_thread *io)
 {
     struct frontend *f = io->frontend;
 
-    if (atomic_load(&f->settings_newest) != io->settings) {
-        pthread_mutex_lock(&f->lock);
-        settings_unref(io->settings);
-        io->settings = f->settings_now;
-        settings_ref(io->settings);
-        pthread_mutex_unlock(&f->lock);
-    }
+    settings_follow(f, &io->settings);
     accept_watch(io);
     pthread_mutex_lock(&io->lock);
     if (io->visit) {

@@ -1,4 +1,4 @@
-#include "frontend/settings.h"
+#include "frontend/call.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -47,4 +47,14 @@ void settings_unref(struct settings *s)
     free(s->text);
     free(s->keys);
     free(s);
+}
+
+void settings_follow(struct frontend *f, struct settings **held)
+{
+    if (atomic_load(&f->settings_newest) == *held) return;
+    pthread_mutex_lock(&f->lock);
+    settings_unref(*held);
+    *held = f->settings_now;
+    settings_ref(*held);
+    pthread_mutex_unlock(&f->lock);
 }

@@ -20,4 +20,6 @@ struct settings {
 /* Copies keys and all; one reference. NULL: no memory. */
 struct settings *settings_create(const struct frontend_options *options);
 void settings_ref(struct settings *settings);
+/* Exchanges *held for the newest of the front end, where there is a newer one. */
+void settings_follow(struct frontend *frontend, struct settings **held);
 void settings_unref(struct settings *settings); /* takes NULL */

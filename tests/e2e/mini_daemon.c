@@ -1,7 +1,8 @@
 /* mini_daemon.c - the front end over the null device, without cli: usage mini_daemon MODEL PORT [OPTION=VALUE ...].
  *
  * For tests of src/frontend and src/api alone, under sanitizers too. Options: step_us, io, text, keys (with commas),
- * body (bytes), header_s, body_s, idle_s, stall_s, load_ms (how long "loading" lasts), queue, seqs, context, uds. */
+ * body (bytes), header_s, body_s, idle_s, stall_s, load_ms (how long "loading" lasts), queue, seqs, context, uds,
+ * zmq (an endpoint), zmq_key, zmq_clients (files). */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,6 +75,7 @@ static struct frontend *start_frontend(void)
                                        .port = (uint16_t)atoi(args[2]),
                                        .uds = text_option("uds", NULL),
                                        .cors = option("cors", 1),
+                                       .web_page = option("web_page", 1),
                                        .connections_max = option("connections", 4096),
                                        .body_bytes_max = option("body", 16777216),
                                        .header_timeout_s = option("header_s", 60),
@@ -87,6 +89,13 @@ static struct frontend *start_frontend(void)
     struct error err;
 
     options.api_keys = split_keys(&options.api_key_count);
+    static const char *endpoint;
+
+    endpoint = text_option("zmq", NULL);
+    options.zmq_endpoints = &endpoint;
+    options.zmq_endpoint_count = endpoint != NULL;
+    options.zmq_server_key_file = text_option("zmq_key", NULL);
+    options.zmq_client_keys_file = text_option("zmq_clients", NULL);
     must(frontend_start(&options, &frontend, &err), &err);
     return frontend;
 }
