@@ -268,7 +268,7 @@ def test_an_engine_thread_that_stands_still_is_noticed(start, tmp, busy):
     """Idle or in the middle of streams: /ready turns 503, the watchdog hears nothing; /health still answers, as the process
     lives. The manager then kills and starts anew (under the real systemd: test_systemd.py); here: it goes on when let go."""
     manager = Manager(tmp)
-    daemon = start(step_us=5000, env={"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "400000"}, extra=["--step-timeout-s", 1])
+    daemon = start(step_us=5000, env={"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "400000"}, extra=["--progress-timeout-s", 1])
     manager.wait("WATCHDOG", count=2)
     tasks = pathlib.Path(f"/proc/{daemon.process.pid}/task")
     engine = next((int(t.name) for t in tasks.iterdir() if "engine" in (t / "comm").read_text()), None)

@@ -84,7 +84,7 @@ def pings(manager, seconds):
 
 def test_the_watchdog_hears_of_an_idle_and_a_busy_engine_and_not_of_a_stuck_one(start, tmp):
     manager = Manager(tmp)
-    daemon = start(step_us=3_000_000, env={"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "400000"}, extra=["--step-timeout-s", 1])
+    daemon = start(step_us=3_000_000, env={"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "400000"}, extra=["--progress-timeout-s", 1])
     manager.wait("READY")
     assert pings(manager, 1) >= 4
     with Raw(daemon.address) as c:  # a step of 3 s: longer than the limit

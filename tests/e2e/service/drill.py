@@ -156,7 +156,7 @@ def check_drain_longer_than_timeout_stop():
 
 def check_watchdog():
     """A step that never ends: no more pings, systemd kills the daemon and starts it again."""
-    configure(device="null:60000000", step_timeout_s=1)
+    configure(device="null:60000000", progress_timeout_s=1, step_timeout_s=3600)
     drop_in("WatchdogSec=2\nRestartSec=100ms")
     sh("systemctl", "start", UNIT)
     time.sleep(3)
