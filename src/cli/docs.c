@@ -7,10 +7,14 @@
 
 int cli_docs(int argc, char **argv)
 {
-    if (argc != 2 || strcmp(argv[1], "configuration") != 0) {
-        fprintf(stderr, "usage: inferd docs configuration\n");
-        return 2;
+    if (argc == 2 && strcmp(argv[1], "configuration") == 0) {
+        config_print_markdown(stdout);
+        return 0;
     }
-    config_print_markdown(stdout);
-    return 0;
+    if (argc == 2 && strcmp(argv[1], "man") == 0) {
+        config_print_man(stdout, INFERD_VERSION);
+        return 0;
+    }
+    fprintf(stderr, "usage: inferd docs configuration|man\n");
+    return 2;
 }

@@ -24,7 +24,7 @@ static const struct {
      "load on a server; its arrivals as a trace; a device alone"},
     {"simulate", bench_simulate_main, "simulate --trace FILE --device FILE",
      "the scheduler on a modelled device, in virtual time"},
-    {"docs", cli_docs, "docs configuration", "print docs/configuration.md"},
+    {"docs", cli_docs, "docs configuration|man", "print docs/configuration.md, or the manual page"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
 

@@ -298,13 +298,22 @@ static bool is_stop(int got)
     return got == SIGTERM || got == SIGINT;
 }
 
+/* Then clients may still send on connections that they keep, and are not to be cut in the middle of it. */
+static bool shares_socket(const struct server *s)
+{
+    return s->config->reuse_port || s->systemd.fd_count;
+}
+
 /* Waits until the time is up or, with `until_idle`, nothing is under way. True: a signal ends it at once. */
 static bool drain_until(struct server *s, const sigset_t *signals, int64_t until, bool until_idle)
 {
-    int64_t checked_ns = 0;
+    const int64_t quiet_ns = shares_socket(s) ? 200000000 : 0;
+    int64_t checked_ns = 0, busy_ns = clock_mono_ns();
 
     while (clock_mono_ns() < until) {
-        if (until_idle && !frontend_busy(s->frontend)) return false;
+        if (frontend_busy(s->frontend)) busy_ns = clock_mono_ns();
+        if (until_idle && clock_mono_ns() - busy_ns >= quiet_ns && !frontend_busy(s->frontend))
+            return false;
         if (is_stop(wait_signal(signals, 20))) return true;
         if (clock_mono_ns() - checked_ns < (int64_t)service_period_ms(&s->service) * 1000000)
             continue;

@@ -54,6 +54,8 @@ bool config_same(const struct config *a, const struct config *b, uint32_t option
 /* `--help`'s list, and docs/configuration.md. */
 void config_print_help(FILE *to);
 void config_print_markdown(FILE *to);
+/* The manual page inferd(1). */
+void config_print_man(FILE *to, const char *version);
 
 /* --- for the file reader --- */
 /* Sets one option from text, as from `where` ("--port", "INFERD_PORT", "inferd.json:14: port"), if no better source has. */

@@ -413,6 +413,7 @@ void *step_loop(void *engine)
     struct engine *e = engine;
 
     device_begin_thread(e->device);
+    pthread_setname_np(pthread_self(), "inferd-engine");
     malloc_count_watch(&e->late_mallocs);
     for (;;) {
         uint32_t seen = notify_count(e->wake);

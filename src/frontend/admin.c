@@ -25,6 +25,7 @@ struct task {
     struct buf body, out;
     unsigned status;
     const char *content_type;
+    bool stop; /* once the answer is out: it would be lost with the process */
 };
 
 static void fail(struct task *t, unsigned status, const char *why)
@@ -137,10 +138,9 @@ static bool body_flag(const struct task *t, const char *name)
 
 static void post_drain(struct task *t)
 {
-    bool stop = body_flag(t, "exit");
-
-    operator_of(t)->drain(operator_of(t)->ctx, stop);
-    buf_append_str(&t->out, stop ? "{\"status\":\"stopping\"}" : "{\"status\":\"draining\"}");
+    t->stop = body_flag(t, "exit");
+    if (!t->stop) operator_of(t)->drain(operator_of(t)->ctx, false);
+    buf_append_str(&t->out, t->stop ? "{\"status\":\"stopping\"}" : "{\"status\":\"draining\"}");
 }
 
 static void post_resume(struct task *t)
@@ -275,6 +275,7 @@ static void completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
 
     (void)cls, (void)mhd, (void)how;
     if (!t) return;
+    if (t->stop) operator_of(t)->drain(operator_of(t)->ctx, true);
     buf_fini(&t->body);
     buf_fini(&t->out);
     free(t);

@@ -199,8 +199,10 @@ void frontend_drain(struct frontend *f)
 
 void frontend_refuse(struct frontend *f)
 {
-    atomic_store(&f->refusing, true);
-    if (shares_socket(f)) atomic_store(&f->accepting, false);
+    if (shares_socket(f))
+        atomic_store(&f->accepting, false);
+    else
+        atomic_store(&f->refusing, true);
     wake_all(f);
 }
 

@@ -1,6 +1,7 @@
 #include "frontend/io_thread.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <linux/sockios.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -335,6 +336,15 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
     }
 }
 
+/* After a crowd has left: libmicrohttpd's pools are of a size that malloc keeps. */
+static void give_back(struct io_thread *io)
+{
+    if (io->conn_count > io->conns_peak) io->conns_peak = io->conn_count;
+    if (io->conns_peak < 512 || io->conn_count > io->conns_peak / 4) return;
+    io->conns_peak = io->conn_count;
+    malloc_trim(0);
+}
+
 static void sweep(struct io_thread *io, int64_t now)
 {
     struct conn *next;
@@ -346,6 +356,7 @@ static void sweep(struct io_thread *io, int64_t now)
         sweep_conn(io, conn, now);
     }
     read_lingers(io, now);
+    give_back(io);
 }
 
 /* --- the loop --- */

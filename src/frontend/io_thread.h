@@ -28,7 +28,7 @@ struct leftover {
 struct io_thread {
     struct frontend *frontend;
     struct settings *settings; /* one reference; the newest at the last turn's begin */
-    uint32_t conn_count, conns_max;
+    uint32_t conn_count, conns_max, conns_peak; /* peak: since memory was last given back */
     bool listens;          /* the listening socket is watched */
     struct conn *arriving; /* during MHD_add_connection */
     int spare_fd; /* given up for a moment when descriptors run out, to close a connection properly */

@@ -81,18 +81,20 @@ OPTIONS = {
 
 
 class Daemon:
-    def __init__(self, tmp, keys=(), device="null", wait=True, env=None, program=None, **options):
+    def __init__(self, tmp, keys=(), device="null", wait=True, env=None, program=None, extra=(), fds=None, **options):
         self.program = program or binary()
         self.mini = self.program.name == "mini_daemon"
         self.keys, self.device = list(keys), device
         self.log_path = tmp / f"daemon-{time.monotonic_ns()}.log"
         self.uds = options.get("uds")
         self.port = None
-        command = self._mini_command(options) if self.mini else self._inferd_command(options)
+        command = self._mini_command(options) if self.mini else self._inferd_command(options) + list(map(str, extra))
+        if fds:
+            command, env = self._with_sockets(command, fds, env)
         self.log = open(self.log_path, "wb")
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT,
-                                        env={**os.environ, **(env or {})})
+                                        env={**os.environ, **(env or {})}, close_fds=not fds)
         try:
             self._find_port()
             if wait:
@@ -126,6 +128,16 @@ class Daemon:
             command += [f"{flag}={value}"]
         return command
 
+    @staticmethod
+    def _with_sockets(command, fds, env):
+        """Hands over listening sockets {name: socket} as systemd does: descriptors 3 and up, and our process id."""
+        moves = " ".join(f"{3 + i}<&{100 + i}" for i in range(len(fds)))
+        for i, sock in enumerate(fds.values()):
+            os.dup2(sock.fileno(), 100 + i)
+        names = ":".join(fds)
+        # python has LISTEN_PID right only after the exec: a shell knows its own
+        return (["bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS={len(fds)} LISTEN_FDNAMES={names} exec "$@" {moves}', "x"] + command, env)
+
     def log_text(self):
         return self.log_path.read_text(errors="replace")
 
@@ -134,7 +146,7 @@ class Daemon:
         if self.uds:
             return
         while time.monotonic() - self.started < 60:
-            found = re.search(r'\b(?:port=|listening(?: url=|","url":")http://[^\s"]+:)(\d+)', self.log_text())
+            found = re.search(r'\b(?:port=|listening(?: url=|","url":")https?://[^\s"]+:)(\d+)', self.log_text())
             if found:
                 self.port = int(found.group(1))
                 return

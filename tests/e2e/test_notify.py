@@ -1,0 +1,114 @@
+"""systemd's notify protocol against a datagram socket of our own (the real one: test_systemd.py).
+
+Method: NOTIFY_SOCKET, WATCHDOG_USEC as the manager sets them; every datagram with its time."""
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from conftest import binary
+from rawhttp import Raw, get, post
+
+pytestmark = pytest.mark.skipif(binary().name == "mini_daemon", reason="mini_daemon does not speak it")
+
+
+class Manager:
+    def __init__(self, folder, abstract=False):
+        self.path = f"@inferd-test-{os.getpid()}" if abstract else str(folder / f"notify-{time.monotonic_ns()}")
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sock.bind("\0" + self.path[1:] if abstract else self.path)
+        self.seen = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        while True:
+            data = self.sock.recv(4096).decode()
+            self.seen.append((time.monotonic(), dict(line.split("=", 1) for line in data.split("\n"))))
+
+    def all(self, name):
+        return [(at, m[name]) for at, m in list(self.seen) if name in m]
+
+    def wait(self, name, seconds=10, count=1):
+        end = time.monotonic() + seconds
+        while len(self.all(name)) < count:
+            assert time.monotonic() < end, f"no {name} within {seconds} s: {self.seen}"
+            time.sleep(0.01)
+        return self.all(name)[count - 1]
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_ready_comes_when_ready_answers_200_and_stopping_at_the_end(start, tmp, abstract):
+    manager = Manager(tmp, abstract)
+    daemon = start(step_us=0, env={"NOTIFY_SOCKET": manager.path}, wait=False)
+    manager.wait("READY")
+    assert daemon.get("/ready").status == 200
+    assert any("loading:" in text and "%" in text for _, text in manager.all("STATUS"))
+    assert all(int(us) >= 10_000_000 for _, us in manager.all("EXTEND_TIMEOUT_USEC"))
+    assert daemon.terminate() == 0
+    assert manager.wait("STOPPING")[1] == "1" and manager.all("WATCHDOG")[1:] == []
+
+
+def test_a_drain_extends_the_time_to_stop(start, tmp):
+    manager = Manager(tmp)
+    daemon = start(step_us=20000, env={"NOTIFY_SOCKET": manager.path})
+    with daemon.raw(30) as c:
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 120, "ignore_eos": True, "stream": True}))
+        assert c.head()[1] == 200
+        before = len(manager.all("EXTEND_TIMEOUT_USEC"))
+        daemon.process.send_signal(signal.SIGTERM)
+        manager.wait("STOPPING")
+        assert b"[DONE]" in b"".join(c.chunks())
+    assert daemon.process.wait(10) == 0
+    assert len(manager.all("EXTEND_TIMEOUT_USEC")) - before >= 2
+    assert "draining, 1 requests left" in manager.all("STATUS")[-1][1]
+
+
+def test_reload_says_reloading_with_the_time_and_ready_again(start, tmp):
+    manager = Manager(tmp)
+    daemon = start(step_us=0, env={"NOTIFY_SOCKET": manager.path})
+    daemon.process.send_signal(signal.SIGHUP)
+    at, message = manager.wait("RELOADING")
+    us = int(manager.all("MONOTONIC_USEC")[0][1])
+    assert message == "1" and abs(us / 1e6 - at) < 5
+    manager.wait("READY", count=2)
+    assert daemon.get("/ready").status == 200
+
+
+def pings(manager, seconds):
+    before = len(manager.all("WATCHDOG"))
+    time.sleep(seconds)
+    return len(manager.all("WATCHDOG")) - before
+
+
+def test_the_watchdog_hears_of_an_idle_and_a_busy_engine_and_not_of_a_stuck_one(start, tmp):
+    manager = Manager(tmp)
+    daemon = start(step_us=3_000_000, env={"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "400000"}, extra=["--progress-timeout-s", 1])
+    manager.wait("READY")
+    assert pings(manager, 1) >= 4
+    with Raw(daemon.address) as c:  # a step of 3 s: longer than the limit
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 1, "ignore_eos": True}))
+        time.sleep(1.6)
+        assert pings(manager, 0.8) == 0
+        ready = daemon.get("/ready")
+        assert ready.status == 503 and "no progress" in ready.json()["reason"]
+        assert daemon.get("/health").status == 200
+        assert c.answer().status == 200
+    time.sleep(0.5)
+    assert pings(manager, 1) >= 4 and daemon.get("/ready").status == 200
+    assert "engine stuck" in daemon.log_text() and "engine goes on" in daemon.log_text()
+
+
+def test_a_watchdog_meant_for_another_process_is_not_ours(start, tmp):
+    manager = Manager(tmp)
+    start(step_us=0, env={"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": "1"})
+    manager.wait("READY")
+    assert pings(manager, 0.6) == 0
+
+
+def test_no_manager_is_no_fault(start, tmp):
+    daemon = start(step_us=0, env={"NOTIFY_SOCKET": str(tmp / "nobody"), "WATCHDOG_USEC": "100000"})
+    with daemon.raw() as c:
+        c.send(get("/health"))
+        assert c.answer().status == 200
