@@ -38,6 +38,8 @@ class Daemon:
                    "--max-num-batched-tokens", ROWS]
         self.process = subprocess.Popen([*shlex.split(args.pin), *map(str, command)], stdout=self.log, stderr=self.log)
         while "listening url=" not in self.text():
+            if self.process.poll() is not None:
+                sys.exit(self.text())
             time.sleep(0.05)
         self.url = self.text().split("listening url=")[1].split()[0]
         while True:
