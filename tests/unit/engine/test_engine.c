@@ -480,7 +480,6 @@ TEST(an_idle_engine_uses_no_cpu)
     struct rig rig;
     struct client c;
     struct rusage before, after;
-    struct engine_stats s;
 
     rig_init(&rig);
     rig_start(&rig);
@@ -492,12 +491,43 @@ TEST(an_idle_engine_uses_no_cpu)
     rig_pause_us(300000);
     getrusage(RUSAGE_SELF, &after);
     EXPECT_TRUE(after.ru_nvcsw - before.ru_nvcsw < 20); /* it does not wake */
-    engine_stats(rig.engine, &s);
-    int64_t asked_ns = clock_mono_ns(); /* an idle engine that is asked to shows that it lives */
+    rig_stop(&rig);
+}
 
-    engine_probe(rig.engine);
-    while (s.last_progress_ns < asked_ns)
+/* With nothing to do an engine that is asked to shows that it lives. With something to do there is no progress without a step: here the
+ * only sequence waits for its reader, so that no step comes, however long one waits and however often one asks. */
+TEST(idle_counts_as_progress_and_standing_still_does_not)
+{
+    struct rig rig;
+    struct client c;
+    struct engine_stats s, later;
+    int64_t asked_ns;
+
+    rig_init(&rig);
+    rig_start(&rig);
+    client_init(&c, client_request(1, 10, 1, 100, 8));
+    for (int i = 0; i < 3; i++) {
+        asked_ns = clock_mono_ns();
+        engine_probe(rig.engine);
+        RIG_WAIT(&rig, s, s.last_progress_ns >= asked_ns);
+        EXPECT_TRUE(s.last_progress_ns <= clock_mono_ns());
+    }
+    EXPECT_OK(submit(&rig, c.request));
+    RIG_WAIT(&rig, s, s.seqs_blocked == 1);
+    do { /* until the steps that were in flight are done */
+        rig_pause_us(2000);
         engine_stats(rig.engine, &s);
+        rig_pause_us(20000);
+        asked_ns = clock_mono_ns();
+        engine_probe(rig.engine);
+        rig_pause_us(20000);
+        engine_stats(rig.engine, &later);
+    } while (later.steps != s.steps);
+    EXPECT_TRUE(later.last_progress_ns < asked_ns - 20000000);
+    client_finish(&c);
+    asked_ns = clock_mono_ns();
+    RIG_WAIT(&rig, s, (engine_probe(rig.engine), s.last_progress_ns >= asked_ns));
+    client_fini(&c);
     rig_stop(&rig);
 }
 
