@@ -146,6 +146,17 @@ void engine_probe(struct engine *e)
     notify_signal(e->wake);
 }
 
+void engine_settle(struct engine *e)
+{
+    uint64_t wanted = atomic_load(&e->turns) + 2; /* the one that is under way, and a whole one */
+    int64_t until = clock_mono_ns() + 2000000000;
+
+    while (atomic_load(&e->turns) < wanted && clock_mono_ns() < until) {
+        notify_signal(e->wake);
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+}
+
 void engine_drain(struct engine *e)
 {
     atomic_store(&e->draining, 1);

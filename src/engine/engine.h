@@ -67,6 +67,10 @@ void engine_cancel(struct engine *engine, struct request *request);
 void engine_end_choice(struct engine *engine, struct request *request, uint32_t choice,
                        uint32_t kept_tokens);
 
+/* Returns when the engine thread has ended a turn that began after the call: what was cancelled or had ended before it is
+ * let go of, and its bell is touched no more. For whoever is about to free a bell. Waits some ms, at most 2 s. */
+void engine_settle(struct engine *engine);
+
 /* No new submissions (STATUS_CLOSED) from here on; running and waiting ones go on. */
 void engine_drain(struct engine *engine);
 
@@ -96,9 +100,9 @@ struct engine_stats {
         kv_tokens;          /* of the blocks that sequences hold: places, and tokens in them */
     uint64_t step_rows_sum; /* rows over all steps */
     uint64_t step_classes[ENGINE_STEP_CLASSES];
-    uint64_t step_ns_sum;   /* device time over all steps */
-    uint64_t host_ns_sum;   /* engine thread's time outside waiting */
-    uint64_t late_mallocs;  /* allocations on the step path after start: stays 0 */
+    uint64_t step_ns_sum;             /* device time over all steps */
+    uint64_t host_ns_sum;             /* engine thread's time outside waiting */
+    uint64_t late_mallocs;            /* allocations on the step path after start: stays 0 */
     uint64_t late_device_allocations; /* device_health.late_allocations: stays 0 */
     int64_t device_memory_drift;      /* device_health.memory_drift */
     uint64_t preemptions,

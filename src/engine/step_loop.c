@@ -427,6 +427,7 @@ void *step_loop(void *engine)
         any = turn(e);
         e->totals.host_ns_sum += (uint64_t)(clock_mono_ns() - started_ns);
         step_loop_publish(e);
+        atomic_fetch_add(&e->turns, 1);
         if (stopping && e->live.live_next == &e->live && in_flight(e) == 0) break;
         if (!any) notify_wait(e->wake, seen, sleep_limit(e));
     }

@@ -138,6 +138,10 @@ struct frontend {
     struct zmq_front *zmq; /* NULL: no ZeroMQ */
 };
 
+/* --- frontend.c --- */
+/* Before a bell is freed: the engine rings it no more. */
+void frontend_settle(struct frontend *frontend);
+
 /* --- call.c: life of a call --- */
 /* "req-" and 24 hexadecimal digits. */
 void call_fresh_id(char out[132]);

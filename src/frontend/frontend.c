@@ -220,6 +220,13 @@ uint32_t frontend_busy(const struct frontend *f)
     return atomic_load(&f->busy);
 }
 
+void frontend_settle(struct frontend *f)
+{
+    struct engine *engine = atomic_load(&f->engine);
+
+    if (engine) engine_settle(engine);
+}
+
 void frontend_stop(struct frontend *f)
 {
     if (!f) return;

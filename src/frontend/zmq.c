@@ -313,6 +313,7 @@ void zmq_front_destroy(struct zmq_front *z)
 {
     if (!z) return;
     if (z->started) pthread_join(z->thread, NULL);
+    frontend_settle(z->frontend);
     if (z->router) zmq_close(z->router);
     if (z->zap) zmq_close(z->zap);
     if (z->context) zmq_ctx_term(z->context); /* waits LINGER_MS at most */
