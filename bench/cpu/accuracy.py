@@ -6,7 +6,7 @@
 The reference is inferd's `exact` (float32 activations; equal to the golden logits by test). For each file the text is
 tokenised by llama.cpp, both programs give the logits of every id in windows of --window, and their distance from the
 reference is printed as a Markdown row: mean KL divergence, its 99th percentile, agreement on the likeliest token, change
-of perplexity. llama.cpp as in compare_llama_cpp.py, without its AMX buffers (they crash on some machines). Exit status 1
+of perplexity. llama.cpp as in peer.py, without its AMX buffers (they crash on some machines). Exit status 1
 where inferd's mean KL is above --ratio times llama.cpp's (quantised files; 1.25), or above --float-kl (files of floats).
 """
 import argparse
@@ -21,8 +21,8 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from compare_llama_cpp import CACHE, ROOT, make_venv  # noqa: E402
-from make_ggufs import tensor_types  # noqa: E402
+from gguf_files import tensor_types  # noqa: E402
+from peer import DEFAULT_VENV, ROOT, make_venv  # noqa: E402
 
 GOLDEN_TEXT = ROOT / "tests/golden/smollm2/text.txt"
 
@@ -36,7 +36,7 @@ def arguments():
     parser.add_argument("--text", type=pathlib.Path, default=GOLDEN_TEXT, help="UTF-8; default the golden text of SmolLM2")
     parser.add_argument("--ratio", type=float, default=1.25)
     parser.add_argument("--float-kl", type=float, default=5e-4)
-    parser.add_argument("--venv", type=pathlib.Path, default=CACHE / "bench-venv")
+    parser.add_argument("--venv", type=pathlib.Path, default=DEFAULT_VENV)
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
     parser.add_argument("--worker", type=pathlib.Path, help=argparse.SUPPRESS)  # folder, inside the environment
     return parser.parse_intermixed_args()

@@ -3,11 +3,10 @@
 
     bench/cpu/compare_llama_cpp.py [MODEL] [--threads 2] [--prompt 512] [--decode 128] [--depth 1] ...
 
-Both programs run in turns on the same threads, `--repeats` times, and the medians are compared. llama.cpp comes from
-llama-cpp-python's source distribution (pinned below), built for this processor in a virtual environment that this script
-makes when it is missing (needs a C++ compiler and cmake; minutes). Of its settings (flash attention, micro-batch, repacked
+Both programs run in turns on the same threads, `--repeats` times, and the medians are compared. llama.cpp is built for this
+processor in a virtual environment that is made when it is missing (peer.py). Of its settings (flash attention, micro-batch, repacked
 weights) the fastest is taken, for the prompt and for decoding apart; a setting that crashes is named and left out.
-inferd's side is build/release/bin/device-bench. Exit status 0; 1 where a ratio is below --require.
+inferd's side is build/release/bin/device-bench. run_table.py runs this over all files of the acceptance table. Exit status 0; 1 where a ratio is below --require.
 """
 import argparse
 import json
@@ -17,9 +16,9 @@ import statistics
 import subprocess
 import sys
 
-PINNED = "llama-cpp-python==0.3.36"
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "inferd"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from peer import DEFAULT_MODEL, DEFAULT_VENV, PINNED, ROOT, make_venv  # noqa: E402
+
 SETTINGS = [
     {"flash": flash, "ubatch": ubatch, "repack": repack}
     for repack in (1, 0)
@@ -30,7 +29,7 @@ SETTINGS = [
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", nargs="?", default=str(CACHE / "models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    parser.add_argument("model", nargs="?", default=str(DEFAULT_MODEL))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=128)
@@ -39,7 +38,7 @@ def arguments():
     parser.add_argument("--cpu-numerics", default="fast", choices=("fast", "exact"))
     parser.add_argument("--isa", help="of inferd: generic, avx2, avx512, avx512-vnni, amx; default the best")
     parser.add_argument("--repack", type=int, choices=(0, 1), help="of llama.cpp: only this; default the better of both")
-    parser.add_argument("--venv", type=pathlib.Path, default=CACHE / "bench-venv")
+    parser.add_argument("--venv", type=pathlib.Path, default=DEFAULT_VENV)
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
     parser.add_argument("--require", type=float, default=0.0, help="least ratio of both figures")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -105,7 +104,9 @@ class Peer:
 
     def __init__(self, args, setting):
         self.setting = setting
-        command = [str(args.venv / "bin/python"), __file__, *sys.argv[1:], "--worker", json.dumps(setting)]
+        command = [str(args.venv / "bin/python"), __file__, args.model, "--threads", str(args.threads), "--prompt",
+                   str(args.prompt), "--decode", str(args.decode), "--depth", str(args.depth), "--worker",
+                   json.dumps(setting)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL, text=True)
         first = self.process.stdout.readline()
@@ -129,20 +130,6 @@ class Peer:
         except BrokenPipeError:
             pass  # it has died; rate() told
         self.process.wait()
-
-
-def make_venv(venv):
-    python = venv / "bin/python"
-    check = [str(python), "-c", "import llama_cpp; print('llama-cpp-python==' + llama_cpp.__version__)"]
-    if python.exists():
-        found = subprocess.run(check, capture_output=True, text=True, check=False).stdout.strip()
-        if found == PINNED:
-            return
-    print(f"making {venv} with {PINNED} from source (native build) ...", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    environment = dict(os.environ, CMAKE_ARGS="-DGGML_NATIVE=ON")
-    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--no-binary", "llama-cpp-python", PINNED],
-                   check=True, env=environment)
 
 
 def best_setting(args, what, dead):

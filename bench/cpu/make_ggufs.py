@@ -1,68 +1,36 @@
 #!/usr/bin/env python3
 """Makes a GGUF file's twins in other formats, for benchmarks, with llama.cpp's own quantizer.
 
-    bench/cpu/make_ggufs.py [MODEL] [--out FOLDER] [--formats Q4_0,Q8_0,Q4_K_M,F16]
+    bench/cpu/make_ggufs.py [MODEL] [--out FOLDER] [--formats Q4_0,Q8_0,Q4_K_M,F16] [--shape]
 
-Uses the virtual environment of compare_llama_cpp.py (made when missing). From a file that is quantised already the values
-are quantised again, so the twins are for speed and for distances to their own float32 values, not for judging formats.
-Prints how many tensors of each type a file got: where rows are no multiple of 256, "Q4_K_M" is mostly Q5_0.
+Uses the virtual environment of peer.py (made when missing). From a file that is quantised already the values are quantised
+again, so the twins are for speed and for distances to their own float32 values, not for judging formats. Prints how many
+tensors of each type a file got: where rows are no multiple of 256, "Q4_K_M" is mostly Q5_0. With --shape the twins are
+those of a llama of random weights with rows of 1024 and 2816, where every format is what its name says. MXFP4 is made here.
 """
 import argparse
-import collections
 import ctypes
 import pathlib
-import struct
 import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from compare_llama_cpp import CACHE, make_venv  # noqa: E402
+from gguf_files import tensor_types, write_mxfp4, write_shape  # noqa: E402
+from peer import CACHE, DEFAULT_MODEL, DEFAULT_VENV, make_venv  # noqa: E402
 
 # llama.h, enum llama_ftype
-FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12,
-              "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32}
-# ggml.h, enum ggml_type
-TENSOR_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K",
-                12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS", 30: "BF16"}
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-
-
-def tensor_types(path):
-    """Counts of tensor types in a GGUF file, by name."""
-    with open(path, "rb") as file:
-
-        def read(code):
-            return struct.unpack("<" + code, file.read(struct.calcsize("<" + code)))[0]
-
-        def skip_value(kind):
-            if kind == 8:
-                file.seek(read("Q"), 1)
-            elif kind == 9:
-                element, count = read("I"), read("Q")
-                for _ in range(count):
-                    skip_value(element)
-            else:
-                read(SCALARS[kind])
-
-        file.seek(8)
-        tensors, keys = read("Q"), read("Q")
-        for _ in range(keys):
-            skip_value(8)
-            skip_value(read("I"))
-        counts = collections.Counter()
-        for _ in range(tensors):
-            skip_value(8)
-            dimensions = read("I")
-            file.seek(8 * dimensions, 1)
-            kind = read("I")
-            counts[TENSOR_TYPES.get(kind, str(kind))] += 1
-            file.seek(8, 1)
-    return counts
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11,
+              "Q3_K_M": 12, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30,
+              "BF16": 32}
 
 
 def quantize(source, target, name):
     import llama_cpp as llama
 
+    if name == "SHAPE":
+        return write_shape(source, target)
+    if name == "MXFP4":
+        return write_mxfp4(source, target)
     quiet = llama.llama_log_callback(lambda level, text, data: None)
     llama.llama_log_set(quiet, ctypes.c_void_p())
     llama.llama_backend_init()
@@ -74,26 +42,38 @@ def quantize(source, target, name):
         sys.exit(f"llama.cpp would not make {name} from {source}")
 
 
+def make(venv, source, target, name):
+    """`target`, made of `source` in the format `name` unless it is there."""
+    if not target.exists():
+        part = target.with_suffix(".part")
+        subprocess.run([str(venv / "bin/python"), __file__, str(source), "--out", str(part), "--one", name], check=True)
+        part.rename(target)
+    return target
+
+
+def twin(venv, folder, model, name, shape=False):
+    """The path of the twin of `model` (or of the shape) in the format `name`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "shape-1024" if shape else model.name.split(".")[0]
+    source = make(venv, model, folder / f"{stem}.F16.gguf", "SHAPE" if shape else "F16") \
+        if shape or name == "MXFP4" else model
+    return make(venv, source, folder / f"{stem}.{name}.gguf", name)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", nargs="?", type=pathlib.Path,
-                        default=CACHE / "models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("model", nargs="?", type=pathlib.Path, default=DEFAULT_MODEL)
     parser.add_argument("--out", type=pathlib.Path, default=CACHE / "bench-models")
     parser.add_argument("--formats", default="Q4_0,Q8_0,Q4_K_M,F16")
-    parser.add_argument("--venv", type=pathlib.Path, default=CACHE / "bench-venv")
+    parser.add_argument("--shape", action="store_true")
+    parser.add_argument("--venv", type=pathlib.Path, default=DEFAULT_VENV)
     parser.add_argument("--one", help=argparse.SUPPRESS)  # FORMAT, inside the virtual environment
     args = parser.parse_args()
     if args.one:
         return quantize(args.model, args.out, args.one)
     make_venv(args.venv)
-    args.out.mkdir(parents=True, exist_ok=True)
     for name in args.formats.split(","):
-        target = args.out / f"{args.model.name.split('.')[0]}.{name}.gguf"
-        if not target.exists():
-            part = target.with_suffix(".part")
-            subprocess.run([str(args.venv / "bin/python"), __file__, str(args.model), "--out", str(part), "--one", name],
-                           check=True)
-            part.rename(target)
+        target = twin(args.venv, args.out, args.model, name, args.shape)
         print(f"{target}: {dict(tensor_types(target))}, {target.stat().st_size / 1e6:.0f} MB")
     return 0
 

@@ -37,11 +37,17 @@ def is_made(venv):
     return subprocess.run(check, capture_output=True, text=True, check=False).stdout.strip() == PINNED
 
 
+def run_quietly(command):
+    """Shows what a command said only when it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout[-8000:] + f"\n{command[0]} failed")
+
+
 def build_llama_cpp(source, build, jobs):
     options = [f"-D{name}={value}" for name, value in CMAKE_OPTIONS.items()]
-    subprocess.run(["cmake", "-S", str(source), "-B", str(build), *options], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["cmake", "--build", str(build), "-j", str(jobs), "--target", "llama", "mtmd", "llama-server"],
-                   check=True, stdout=subprocess.DEVNULL)
+    run_quietly(["cmake", "-S", str(source), "-B", str(build), *options])
+    run_quietly(["cmake", "--build", str(build), "-j", str(jobs), "--target", "llama", "mtmd", "llama-server"])
 
 
 def make_venv(venv, jobs=None):

@@ -12,7 +12,11 @@ enum {
     SHORT_SYMBOLS = 64,      /* up to here scanning all pairs beats the heap */
     SHORT_RANKS = 1 << 25,   /* merges whose rank and place fit in 31 bits */
     CACHED_WORD_BYTES = 256, /* longer words are seldom seen twice */
-    CACHE_SLOTS_MAX = 8192
+    CACHE_SLOTS_MAX = 8192,
+    CHUNK_BYTES =
+        64
+        << 10, /* longer words are merged in parts: merge_long takes 28 bytes of room for each byte */
+    CHUNK_OVERLAP = 16 /* tokens before a cut that may come out otherwise without it */
 };
 static const uint32_t NO_RANK = UINT32_MAX;
 enum whole { WHOLE_UNKNOWN, WHOLE_YES, WHOLE_NO };
@@ -234,6 +238,14 @@ void bpe_index_bytes(struct bpe *bpe)
                                     ? (struct byte_pair){NO_RANK, BPE_NONE}
                                     : (struct byte_pair){slot->rank, slot->merged};
     }
+    bpe_chars_build(&bpe->chars, bpe);
+}
+
+void bpe_each_pair(const struct bpe *bpe, bpe_pair_fn *fn, void *ctx)
+{
+    for (uint64_t i = 0; i <= bpe->pair_mask; i++)
+        if (bpe->pairs[i].left != BPE_NONE)
+            fn(ctx, bpe->pairs[i].left, bpe->pairs[i].right, bpe->pairs[i].rank);
 }
 
 bool bpe_any_merge(const struct bpe *bpe, bool (*test)(const struct bpe *bpe, int32_t merged))
@@ -250,6 +262,7 @@ void bpe_fini(struct bpe *bpe)
     big_table_free(bpe->pairs, ((size_t)bpe->pair_mask + 1) * sizeof *bpe->pairs);
     big_table_free(bpe->pair_bits, ((size_t)bpe->pair_mask + 1) / 2);
     free(bpe->byte_pairs);
+    bpe_chars_fini(&bpe->chars);
     free((void *)bpe->whole);
     bpe->words = NULL;
     bpe->pairs = NULL;
@@ -264,7 +277,7 @@ void bpe_work_init(struct bpe_work *work, size_t text_bytes)
 {
     uint32_t slots = 64;
 
-    *work = (struct bpe_work){.epoch = 1};
+    *work = (struct bpe_work){.epoch = 1, .chunk_bytes = CHUNK_BYTES};
     if (text_bytes < 512) return;
     while (slots < CACHE_SLOTS_MAX && slots < text_bytes / 16)
         slots *= 2;
@@ -331,8 +344,17 @@ static enum status grow_symbols(struct bpe_work *work, size_t count)
 static size_t symbols_of_bytes(const struct bpe *bpe, struct slice word, int32_t *ids)
 {
     size_t count = 0;
+    unsigned len;
 
     for (size_t i = 0; i < word.len; i++) {
+        if ((uint8_t)word.ptr[i] >= 0xc2 && bpe->chars.chars) {
+            int32_t whole = bpe_chars_at(&bpe->chars, word, i, &len);
+            if (whole != BPE_NONE) {
+                ids[count++] = whole;
+                i += len - 1;
+                continue;
+            }
+        }
         int32_t id = bpe->byte_id[(uint8_t)word.ptr[i]];
         if (id == BPE_NONE) id = bpe->unk; /* without that one too the byte is dropped */
         if (id == BPE_NONE) continue;
@@ -414,6 +436,31 @@ static void set_key(const struct bpe *bpe, struct few_symbols *few, const int32_
     few->merged[at] = slot->merged;
 }
 
+/* The keys of a word's symbols. The slots of all pairs are asked for first: the table lies in the third-level cache at
+ * best, and so its answers come together. */
+static void set_keys(const struct bpe *bpe, struct few_symbols *few, const int32_t *ids,
+                     size_t count)
+{
+    uint64_t hash[SHORT_SYMBOLS], may_merge = 0; /* a bit for each pair */
+    static_assert(SHORT_SYMBOLS <= 64, "a bit for each pair");
+
+    for (size_t i = 0; i + 1 < count; i++) {
+        hash[i] = pair_hash(bpe, ids[i], ids[i + 1]);
+        few->key[i] = NO_KEY;
+        const uint64_t bit = pair_bit(bpe, hash[i]);
+        if (!(bpe->pair_bits[bit / 8] >> bit % 8 & 1)) continue;
+        may_merge |= (uint64_t)1 << i;
+        __builtin_prefetch(&bpe->pairs[(uint32_t)hash[i] & bpe->pair_mask]);
+    }
+    for (; may_merge; may_merge &= may_merge - 1) {
+        const size_t i = (size_t)__builtin_ctzll(may_merge);
+        const struct pair_slot *slot = pair_place(bpe, ids[i], ids[i + 1], hash[i]);
+        if (slot->left == BPE_NONE) continue;
+        few->key[i] = (int32_t)(slot->rank << 6 | i);
+        few->merged[i] = slot->merged;
+    }
+}
+
 /* The keys of a word's bytes, from the table of pairs of bytes. */
 static void set_byte_keys(const struct bpe *bpe, struct few_symbols *few, const uint8_t *word,
                           size_t count)
@@ -436,9 +483,11 @@ static size_t merge_short(const struct bpe *bpe, int32_t *ids, size_t count, con
     for (size_t i = 0; i < count; i++) {
         few.next[i] = (uint8_t)(i + 1);
         few.before[i + 1] = (uint8_t)i;
-        if (!bytes && i + 1 < count) set_key(bpe, &few, ids, i, i + 1);
     }
-    if (bytes) set_byte_keys(bpe, &few, bytes, count);
+    if (bytes)
+        set_byte_keys(bpe, &few, bytes, count);
+    else
+        set_keys(bpe, &few, ids, count);
     for (size_t i = count ? count - 1 : 0; i < SHORT_SYMBOLS && (i < count || i & 3); i++)
         few.key[i] = NO_KEY;
     while (count > 1 && (key = lowest_key(few.key, count)) != NO_KEY) {
@@ -551,8 +600,8 @@ static enum status append_ids(struct token_list *out, const int32_t *ids, size_t
     return STATUS_OK;
 }
 
-static enum status merge_word(const struct bpe *bpe, struct bpe_work *work, struct slice word,
-                              struct token_list *out)
+static enum status merge_piece(const struct bpe *bpe, struct bpe_work *work, struct slice word,
+                               struct token_list *out)
 {
     int32_t few[SHORT_SYMBOLS + 1], *ids = few;
     enum status st = STATUS_OK;
@@ -565,11 +614,109 @@ static enum status merge_word(const struct bpe *bpe, struct bpe_work *work, stru
     size_t count =
         bpe->by_chars ? symbols_of_chars(bpe, word, ids) : symbols_of_bytes(bpe, word, ids);
     if (count <= SHORT_SYMBOLS && bpe->pair_ranks <= SHORT_RANKS)
-        count = merge_short(bpe, ids, count,
-                            bpe->byte_pairs && !bpe->by_chars ? (const uint8_t *)word.ptr : NULL);
+        count =
+            merge_short(bpe, ids, count,
+                        bpe->byte_pairs && count == word.len ? (const uint8_t *)word.ptr : NULL);
     else
         st = merge_long(bpe, work, &count);
     return st ? st : append_ids(out, ids, count);
+}
+
+/* --- words without an end --- */
+
+/* Whether the token stands for the first byte of `text`, part of a character that has no token. */
+static bool is_fallback(const struct bpe *bpe, int32_t id, struct slice text)
+{
+    return bpe->by_chars && bpe->fallback_id[(uint8_t)text.ptr[0]] == id;
+}
+
+/* Bytes of `text` (not empty) that the token at its start stands for; 0: it does not tell (unknown characters). */
+static size_t span_of(const struct bpe *bpe, int32_t id, struct slice text)
+{
+    const struct slice key = token_table_at(&bpe->keys, id);
+    const bool fallback = is_fallback(bpe, id, text);
+
+    if (slice_starts(text, key)) return fallback ? 0 : key.len;
+    return fallback ? 1 : 0;
+}
+
+static struct slice rest_of(struct slice word, size_t from)
+{
+    return slice_of(word.ptr + from, word.len - from);
+}
+
+/* Whether the tokens pair[0], of the bytes [begin, border) of a word, and pair[1], at `border`, stay apart: the bytes of
+ * both alone come out as the two again. Then nothing is ever merged across the border, whatever stands around them: the
+ * first merge across it would join two parts of theirs, and these would meet in the two alone as well. */
+static bool stay_apart(const struct bpe *bpe, struct bpe_work *work, struct slice word,
+                       size_t begin, size_t border, const int32_t pair[2], struct token_list *out)
+{
+    const size_t from = out->count, len = span_of(bpe, pair[1], rest_of(word, border));
+
+    if (!len) return false;
+    bool apart = !merge_piece(bpe, work, slice_of(word.ptr + begin, border + len - begin), out) &&
+                 out->count == from + 2 && memcmp(out->ids + from, pair, 2 * sizeof *pair) == 0;
+    out->count = from;
+    return apart;
+}
+
+/* Takes the last tokens of a chunk away that begins at `begin` of the word and whose ids begin at `first` of the list, up
+ * to a border between two whole characters or more. *last, *end: where the last token left begins and ends. False: none
+ * is left, or some do not tell their length. */
+static bool take_back(const struct bpe *bpe, struct slice word, size_t begin, size_t first,
+                      struct token_list *out, size_t *last, size_t *end)
+{
+    const size_t count = out->count;
+    size_t at = begin, kept = first;
+
+    for (size_t i = first; i + CHUNK_OVERLAP < count; i++) {
+        const bool part = is_fallback(bpe, out->ids[i], rest_of(word, at));
+        size_t span = span_of(bpe, out->ids[i], rest_of(word, at));
+        if (!span || at + span == word.len) return false;
+        at += span;
+        if (part || is_fallback(bpe, out->ids[i + 1], rest_of(word, at))) continue;
+        kept = i + 1;
+        *last = at - span;
+        *end = at;
+    }
+    out->count = kept;
+    return kept > first;
+}
+
+/* A long word chunk by chunk, so that the room does not grow with it. A chunk begins where a token of the one before ends,
+ * some tokens before the cut, and counts when the tokens on both sides stay apart. STATUS_NOT_FOUND: no such place was
+ * found, or tokens do not tell their length. */
+static enum status merge_chunks(const struct bpe *bpe, struct bpe_work *work, struct slice word,
+                                struct token_list *out)
+{
+    size_t begin = 0, last = 0; /* last: where the token in front of the chunk begins */
+
+    for (;;) {
+        size_t end = begin + work->chunk_bytes, from = out->count;
+        if (end > word.len) end = word.len;
+        while (end < word.len && end > begin && ((uint8_t)word.ptr[end] & 0xc0) == 0x80)
+            end--;
+        enum status st = merge_piece(bpe, work, slice_of(word.ptr + begin, end - begin), out);
+        if (st) return st;
+        if (begin && (out->count == from ||
+                      !stay_apart(bpe, work, word, last, begin,
+                                  (int32_t[]){out->ids[from - 1], out->ids[from]}, out)))
+            return STATUS_NOT_FOUND;
+        if (end == word.len) return STATUS_OK;
+        if (!take_back(bpe, word, begin, from, out, &last, &begin)) return STATUS_NOT_FOUND;
+    }
+}
+
+static enum status merge_word(const struct bpe *bpe, struct bpe_work *work, struct slice word,
+                              struct token_list *out)
+{
+    const size_t from = out->count;
+    enum status st = STATUS_NOT_FOUND;
+
+    if (word.len > work->chunk_bytes) st = merge_chunks(bpe, work, word, out);
+    if (st != STATUS_NOT_FOUND) return st;
+    out->count = from;
+    return merge_piece(bpe, work, word, out);
 }
 
 /* --- a word --- */

@@ -5,7 +5,7 @@
  * equals, is replaced by its merge until no pair has one. A word that is a token, and that merging
  * would give as that one token, is found by one look-up: whether it would is found out at its first
  * use and kept in `whole` (relaxed atomics: every thread finds the same). Short words merge by
- * scanning, long ones through a heap: O(n log n). Thread: struct bpe immutable but for `whole`;
+ * scanning, long ones through a heap: O(n log n); very long ones in chunks, so that the room is bounded. Thread: struct bpe immutable but for `whole`;
  * struct bpe_work belongs to one call. */
 #pragma once
 
@@ -15,6 +15,7 @@
 
 #include "base/slice.h"
 #include "base/status.h"
+#include "text/bpe_chars.h"
 #include "text/tokenizer.h"
 
 enum { BPE_NONE = -1 };
@@ -38,6 +39,7 @@ struct bpe {
     uint32_t pair_mask, pair_count;
     uint32_t pair_ranks;          /* largest rank + 1 */
     struct byte_pair *byte_pairs; /* owned, [256 * 256] or NULL: merges of two bytes' tokens */
+    struct bpe_chars chars;       /* empty where byte_pairs is NULL */
     _Atomic uint8_t *whole;       /* owned, [keys.count] */
     uint64_t seed;                /* of both hashes: the vocabulary comes from a file */
     int32_t byte_id[256];         /* byte-level: the token of a byte, or BPE_NONE */
@@ -62,9 +64,12 @@ void bpe_add_pair(struct bpe *bpe, int32_t left, int32_t right, int32_t merged, 
 /* Whether the two merge, and then to what. */
 bool bpe_pair(const struct bpe *bpe, int32_t left, int32_t right, uint32_t *rank, int32_t *merged);
 
-/* When all merges are there: makes the table of pairs of bytes (without it, it is only slower). */
+/* When all merges are there: makes the tables of pairs of bytes and of characters (without them, it is only slower). */
 void bpe_index_bytes(struct bpe *bpe);
 
+/* Calls `fn` for every merge. */
+typedef void bpe_pair_fn(void *ctx, int32_t left, int32_t right, uint32_t rank);
+void bpe_each_pair(const struct bpe *bpe, bpe_pair_fn *fn, void *ctx);
 /* Whether `test` holds for the token of any merge. */
 bool bpe_any_merge(const struct bpe *bpe, bool (*test)(const struct bpe *bpe, int32_t merged));
 
@@ -82,6 +87,7 @@ struct bpe_work {
     uint32_t cache_mask;
     uint32_t cache_slots; /* to be made at the first use; 0: made already, or not wanted */
     uint32_t epoch;       /* entries of another epoch point at memory that is gone */
+    size_t chunk_bytes;   /* longer words are merged in parts */
 };
 void bpe_work_init(struct bpe_work *work, size_t text_bytes);
 void bpe_work_fini(struct bpe_work *work);

@@ -29,10 +29,12 @@ static_assert(sizeof(struct slot) <= 1024, "16 cache lines");
 
 struct segment_cache {
     uint64_t seed;
-    _Atomic uint32_t
-        *tags;             /* owned, [SEGMENT_SLOTS]: upper half of the hash, a hint; 0: not used */
-    struct slot *slots;    /* owned, [SEGMENT_SLOTS] */
-    _Atomic uint32_t turn; /* which way of a full set goes next */
+    _Atomic uint64_t *
+        places; /* owned, [SEGMENT_SLOTS]: slot + 1 << 32 | upper half of the hash of what it holds,
+                                 a hint; 0: has no slot */
+    struct slot *slots;     /* owned, [SEGMENT_SLOTS] */
+    _Atomic uint32_t given; /* slots that places have; may run over SEGMENT_SLOTS */
+    _Atomic uint32_t turn;  /* which way of a full set goes next */
 };
 
 struct segment_cache *segment_cache_create(void)
@@ -41,9 +43,9 @@ struct segment_cache *segment_cache_create(void)
 
     if (!cache) return NULL;
     cache->seed = hash_secret();
-    cache->tags = calloc(SEGMENT_SLOTS, sizeof *cache->tags);
+    cache->places = calloc(SEGMENT_SLOTS, sizeof *cache->places);
     cache->slots = big_table_alloc(SEGMENT_SLOTS * sizeof *cache->slots);
-    if (cache->tags && cache->slots) return cache;
+    if (cache->places && cache->slots) return cache;
     segment_cache_destroy(cache);
     return NULL;
 }
@@ -51,7 +53,7 @@ struct segment_cache *segment_cache_create(void)
 void segment_cache_destroy(struct segment_cache *cache)
 {
     if (!cache) return;
-    free((void *)cache->tags);
+    free((void *)cache->places);
     big_table_free(cache->slots, SEGMENT_SLOTS * sizeof *cache->slots);
     free(cache);
 }
@@ -137,8 +139,9 @@ enum status segment_cache_get(const struct segment_cache *cache, uint64_t hash, 
 
     assert(text.len && text.len <= SEGMENT_BYTES_MAX);
     for (size_t way = first; way < first + WAYS; way++) {
-        if (atomic_load_explicit(&cache->tags[way], memory_order_relaxed) != tag_of(hash)) continue;
-        enum status st = read_slot(&cache->slots[way], hash, text, out);
+        uint64_t place = atomic_load_explicit(&cache->places[way], memory_order_relaxed);
+        if ((uint32_t)place != tag_of(hash)) continue;
+        enum status st = read_slot(&cache->slots[(place >> 32) - 1], hash, text, out);
         if (st != STATUS_NOT_FOUND) return st;
     }
     return STATUS_NOT_FOUND;
@@ -161,19 +164,38 @@ static void write_slot(struct slot *slot, uint64_t hash, struct slice text, cons
     }
 }
 
-/* The way to write to: one with the same tag (so that a piece is there once), a free one, or the next in turn. */
-static size_t choose_way(struct segment_cache *cache, uint64_t hash)
+/* The place to write to: one with the same tag (so that a piece is there once), one without a slot, or the next in turn. */
+static size_t choose_place(struct segment_cache *cache, uint64_t hash)
 {
     const size_t first = first_of_set(hash);
     size_t chosen = SEGMENT_SLOTS;
 
     for (size_t way = first; way < first + WAYS; way++) {
-        uint32_t tag = atomic_load_explicit(&cache->tags[way], memory_order_relaxed);
-        if (tag == tag_of(hash)) return way;
-        if (!tag && chosen == SEGMENT_SLOTS) chosen = way;
+        uint64_t place = atomic_load_explicit(&cache->places[way], memory_order_relaxed);
+        if ((uint32_t)place == tag_of(hash)) return way;
+        if (!place && chosen == SEGMENT_SLOTS) chosen = way;
     }
     if (chosen < SEGMENT_SLOTS) return chosen;
     return first + atomic_fetch_add_explicit(&cache->turn, 1, memory_order_relaxed) % WAYS;
+}
+
+/* The slot of a place + 1, a new one where it has none; 0 when there is none left (two threads that meet at a place take
+ * two slots, and one of them is lost). */
+static uint32_t slot_of(struct segment_cache *cache, size_t place)
+{
+    uint64_t now = atomic_load_explicit(&cache->places[place], memory_order_relaxed);
+
+    if (now) return (uint32_t)(now >> 32);
+    uint32_t slot = atomic_fetch_add_explicit(&cache->given, 1, memory_order_relaxed);
+    if (slot >= SEGMENT_SLOTS) {
+        atomic_store_explicit(&cache->given, SEGMENT_SLOTS, memory_order_relaxed);
+        return 0;
+    }
+    if (atomic_compare_exchange_strong_explicit(&cache->places[place], &now,
+                                                (uint64_t)(slot + 1) << 32, memory_order_relaxed,
+                                                memory_order_relaxed))
+        return slot + 1;
+    return (uint32_t)(now >> 32);
 }
 
 void segment_cache_put(struct segment_cache *cache, uint64_t hash, struct slice text,
@@ -181,8 +203,10 @@ void segment_cache_put(struct segment_cache *cache, uint64_t hash, struct slice 
 {
     assert(text.len && text.len <= SEGMENT_BYTES_MAX);
     if (count > SEGMENT_IDS_MAX) return;
-    size_t way = choose_way(cache, hash);
-    struct slot *slot = &cache->slots[way];
+    size_t place = choose_place(cache, hash);
+    uint32_t number = slot_of(cache, place);
+    if (!number) return;
+    struct slot *slot = &cache->slots[number - 1];
     uint32_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     if ((sequence & 1) ||
         !atomic_compare_exchange_strong_explicit(&slot->sequence, &sequence, sequence + 1,
@@ -190,5 +214,6 @@ void segment_cache_put(struct segment_cache *cache, uint64_t hash, struct slice 
         return;
     write_slot(slot, hash, text, ids, count);
     atomic_store_explicit(&slot->sequence, sequence + 2, memory_order_release);
-    atomic_store_explicit(&cache->tags[way], tag_of(hash), memory_order_relaxed);
+    atomic_store_explicit(&cache->places[place], (uint64_t)number << 32 | tag_of(hash),
+                          memory_order_relaxed);
 }

@@ -3,7 +3,8 @@
  *
  * The caller cuts a text at places where the words on either side do not depend on the other (pretok_next_cut), so a
  * piece has the same ids wherever it stands. A piece of at most SEGMENT_BYTES_MAX bytes and SEGMENT_IDS_MAX ids has a
- * slot of 1 KiB; four slots share a place in the table, and a new piece takes the place of an old one there.
+ * slot of 1 KiB. A table has four places for each hash; a place gets its slot when it is first used, the next one in
+ * memory, so that little text touches little memory; later a new piece takes the slot of an old one.
  * Thread: any number at once, without locks: a slot has a sequence number, odd while it is written. A reader that sees
  * it change has found nothing; a writer that finds it odd leaves the slot alone. Memory: fixed at creation (virtual;
  * pages are taken as slots are first used). The hash has a secret: nobody can aim at a slot from outside. */

@@ -2,6 +2,7 @@
  *
  * Every part is either reproduced or refused by name. Source of the format: Hugging Face tokenizers
  * 0.23. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -370,13 +371,46 @@ static json_t *unigram_ids(const json_t *vocab)
     return ids;
 }
 
+/* The number as the reference reads it: its parser takes the digits as an integer and divides by a power of ten, which is
+ * up to one unit in the last place off. That decides between ways whose sums are equal. */
+static double as_reference_reads(double value)
+{
+    char text[40];
+    uint64_t digits = 0;
+    int fraction = 0, precision = 15;
+
+    do
+        snprintf(text, sizeof text, "%.*e", precision - 1,
+                 value); /* the fewest digits that tell it */
+    while (precision++ < 17 && strtod(text, NULL) != value);
+    const char *p = text, *end = strchr(text, 'e');
+    if (!end) return value; /* not finite */
+    int exponent = atoi(end + 1);
+    while (end > text && end[-1] == '0')
+        end--;
+    for (bool point = false; p < end; p++) {
+        if (*p == '.') point = true;
+        if (*p < '0' || *p > '9') continue;
+        digits = digits * 10 + (uint64_t)(*p - '0');
+        fraction += point;
+    }
+    exponent -= fraction;
+    if (exponent < -22 || exponent > 0)
+        return value; /* powers that are exact, and numbers as scores are */
+    double power = 1;
+    while (exponent++ < 0)
+        power *= 10;
+    return value < 0 ? -((double)digits / power) : (double)digits / power;
+}
+
 static enum status load_scores(struct tokenizer *tok, const json_t *vocab, struct error *err)
 {
     double *scores = calloc(tok->bpe.keys.count, sizeof *scores), low = 0;
     enum status st = STATUS_NOMEM;
 
     for (size_t i = 0; scores && i < json_array_size(vocab); i++) {
-        scores[i] = json_number_value(json_array_get(json_array_get(vocab, i), 1));
+        scores[i] =
+            as_reference_reads(json_number_value(json_array_get(json_array_get(vocab, i), 1)));
         if (!i || scores[i] < low) low = scores[i];
     }
     if (scores) st = unigram_build(&tok->unigram, &tok->bpe, scores, low);

@@ -11,6 +11,8 @@
 #include <time.h>
 
 #include "text/tokenize_lines.h"
+#include "base/utf8.h"
+#include "text/tokenizer_impl.h"
 #include "text_fixture.h"
 
 /* Opens a tokenizer given as JSON (takes it); fails when it is refused. */
@@ -315,6 +317,95 @@ TEST(special_ids_come_from_all_the_files)
     tokenizer_close(tok);
 }
 
+/* --- short cuts of merging --- */
+
+/* Random text without spaces: letters and runs, or characters of two to four bytes, some of them rare. */
+static size_t random_word(char *out, size_t room)
+{
+    static const uint32_t first[] = {'a', 0x4e00, 0x3040, 0xac00, 0x410, 0x1f600, 0xe000, 0x370};
+    static const uint32_t span[] = {26, 20000, 150, 11000, 64, 80, 6000, 300};
+    size_t len = 0, kind = test_rand_below(8);
+
+    while (len + 8 < room) {
+        if (test_rand_below(6) == 0) kind = test_rand_below(8);
+        uint32_t c =
+            first[kind] + test_rand_below(test_rand_below(3) ? span[kind] : 1 + span[kind] / 20);
+        for (uint32_t n = test_rand_below(9) ? 1 : 1 + test_rand_below(12); n > 0 && len + 8 < room;
+             n--)
+            len += utf8_encode(c, out + len);
+    }
+    return len;
+}
+
+static void expect_same_ids(const struct token_list *a, const struct token_list *b)
+{
+    EXPECT_EQ(a->count, b->count);
+    EXPECT_TRUE(memcmp(a->ids, b->ids, a->count * sizeof *a->ids) == 0);
+}
+
+/* Against the same merges from the bytes on, without the table of characters. */
+TEST(words_that_start_with_whole_characters_merge_as_their_bytes_do)
+{
+    static const char *const names[] = {"qwen3", "llama3_1", "deepseek_v3"};
+    char text[400];
+
+    for (int n = 0; n < 3; n++) {
+        struct tokenizer *tok = fixture_tokenizer(names[n]);
+        EXPECT_TRUE(tok && tok->bpe.chars.chars);
+        struct bpe slow = tok->bpe;
+        slow.chars = (struct bpe_chars){0};
+        for (int round = 0; round < (test_long() ? 50000 : 3000); round++) {
+            struct bpe_work work[2];
+            struct token_list ids[2] = {{0}, {0}};
+            struct slice word = slice_of(text, random_word(text, 12 + test_rand_below(380)));
+            for (int i = 0; i < 2; i++) {
+                bpe_work_init(&work[i], word.len);
+                EXPECT_OK(bpe_encode(i ? &slow : &tok->bpe, &work[i], word, &ids[i]));
+                bpe_work_fini(&work[i]);
+            }
+            expect_same_ids(&ids[0], &ids[1]);
+            token_list_fini(&ids[0]);
+            token_list_fini(&ids[1]);
+        }
+        tokenizer_close(tok);
+    }
+}
+
+/* Chunks of a few dozen bytes against the whole word, where most chunks have a place at which they meet. */
+TEST(a_long_word_in_chunks_gives_the_ids_of_the_whole)
+{
+    static const char *const names[] = {"qwen3", "llama3_1", "deepseek_v3", "mistral_v1"};
+    static char text[20000];
+    int whole = 0, rounds = 0;
+
+    for (int n = 0; n < 4; n++) {
+        struct tokenizer *tok = fixture_tokenizer(names[n]);
+        EXPECT_TRUE(tok != NULL);
+        for (int round = 0; round < (test_long() ? 3000 : 60); round++) {
+            struct token_list ids[2] = {{0}, {0}};
+            struct slice word = slice_of(text, random_word(text, 300 + test_rand_below(19000)));
+            if (round % 8 == 0) memset(text, "ab7 "[test_rand_below(3)], word.len);
+            size_t room = 0;
+            for (int i = 0; i < 2; i++) {
+                struct bpe_work work;
+                bpe_work_init(&work, word.len);
+                work.chunk_bytes = i ? SIZE_MAX / 2 : 200 + test_rand_below(800);
+                EXPECT_OK(bpe_encode(&tok->bpe, &work, word, &ids[i]));
+                if (!i) room = work.cap;
+                bpe_work_fini(&work);
+            }
+            /* Where it grew to the whole word the chunks did not meet: that must be rare. */
+            whole += word.len > 4096 && room > 4096;
+            expect_same_ids(&ids[0], &ids[1]);
+            token_list_fini(&ids[0]);
+            token_list_fini(&ids[1]);
+            rounds += word.len > 4096;
+        }
+        tokenizer_close(tok);
+    }
+    EXPECT_TRUE(whole * 10 < rounds);
+}
+
 /* --- unigram --- */
 
 enum { PIECES = 24, PIECE_MAX = 4, UNIGRAM_WORD_MAX = 12 };
@@ -448,7 +539,7 @@ TEST(what_cannot_be_reproduced_is_refused_by_name)
         {"{" MODEL ",\"normalizer\":{\"type\":\"Precompiled\"}," DECODER "}", "Precompiled",
          STATUS_UNSUPPORTED},
         {"{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a+\"},"
-                   "\"content\":\"\"}," DECODER "}",
+         "\"content\":\"\"}," DECODER "}",
          "Regex", STATUS_UNSUPPORTED},
         {"{" MODEL
          ",\"decoder\":{\"type\":\"Fuse\"},\"pre_tokenizer\":{\"type\":\"WhitespaceSplit\"}}",
