@@ -180,53 +180,88 @@ __device__ __forceinline__ void write_v_eight(const T *src, uint64_t stride, con
     }
 }
 
-/* LANES lanes per (row, head), eight dims each: head_dim and rope_dim multiples of 8, head_dim <= LANES * 8. */
+/* V of one row and head, eight dims of it: alone, or the eight tokens that it is the first of. */
+template <typename T>
+__device__ __forceinline__ void rope_wide_v(const struct rope_kv_args &a, uint32_t row, uint32_t g,
+                                            uint32_t e0)
+{
+    const int32_t slot = a.positions[row] < 0 ? -1 : a.kv_slots[row];
+    if (slot < 0 || e0 >= a.head_dim) return;
+    const uint32_t D = a.head_dim, u = a.heads + a.kv_heads + g, token = slot % KV_BLOCK_TOKENS;
+    const T *src = (const T *)a.qkv + row * a.qkv_stride + (uint64_t)u * D + e0;
+    const float *bias = a.bias ? a.bias + (uint64_t)u * D + e0 : NULL;
+    T *to = (T *)a.kv +
+            ((uint64_t)(slot / KV_BLOCK_TOKENS) * a.kv_heads + g) * (2ull * KV_BLOCK_TOKENS * D) +
+            KV_BLOCK_TOKENS * D + ((uint64_t)(token / 8) * D + e0) * 8;
+
+    if (whole_eight(a.kv_slots, (int64_t)row - token % 8, a.rows, slot - token % 8)) {
+        if (token % 8 == 0) write_v_eight(src, a.qkv_stride, bias, to);
+        return;
+    }
+    const uint4 in = load_shared_state(src);
+    uint32_t w[4] = {in.x, in.y, in.z, in.w};
+    if (bias) add_bias<T>(w, bias);
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        const float2 v = unpack2<T>(w[e / 2]);
+        to[e * 8 + token % 8] = from_float<T>(e % 2 ? v.y : v.x);
+    }
+}
+
+/* Sum over LANES neighbouring lanes, which are here together. */
+template <int LANES> __device__ __forceinline__ float head_sum(float v)
+{
+    const unsigned mask =
+        LANES == 32 ? ~0u : ((1u << LANES % 32) - 1) << (threadIdx.x % 32 / LANES * LANES);
+#pragma unroll
+    for (int o = LANES / 2; o; o >>= 1)
+        v += __shfl_xor_sync(mask, v, o);
+    return v;
+}
+
+/* LANES lanes per head, eight dims each: head_dim and rope_dim multiples of 8, head_dim <= LANES * 8. First all of Q and K,
+ * ROPE_ROWS rows per lane so that enough bytes are under way; then V, one row per lane. */
+constexpr int ROPE_ROWS = 4;
 template <typename T, int LANES>
 __global__ void __launch_bounds__(256)
     rope_kv_wide_kernel(const __grid_constant__ struct rope_kv_args a)
 {
     pdl_trigger();
     pdl_wait();
-    const uint32_t units = a.heads + 2 * a.kv_heads, lane = threadIdx.x % LANES;
-    const uint64_t unit = (uint64_t)blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
-    const uint32_t row = unit / units, u = unit % units, D = a.head_dim, e0 = lane * 8;
-    const bool is_q = u < a.heads, is_v = u >= a.heads + a.kv_heads;
-    int32_t pos = -1, slot = -1;
-    if (row < a.rows) pos = a.positions[row], slot = a.kv_slots[row];
-    /* all lanes of a head leave together: their sum below is among themselves */
-    if (pos < 0 || (!is_q && slot < 0)) return;
-
-    const T *src = (const T *)a.qkv + row * a.qkv_stride + (uint64_t)u * D + e0;
-    const float *bias = a.bias ? a.bias + (uint64_t)u * D + e0 : NULL;
-    T *record = (T *)a.kv;
-    const uint32_t token = slot < 0 ? 0 : slot % KV_BLOCK_TOKENS;
-    if (!is_q)
-        record += ((uint64_t)(slot / KV_BLOCK_TOKENS) * a.kv_heads +
-                   (is_v ? u - a.heads - a.kv_heads : u - a.heads)) *
-                  (2ull * KV_BLOCK_TOKENS * D);
-    if (is_v) {
-        if (e0 >= D) return;
-        T *to = record + KV_BLOCK_TOKENS * D + ((uint64_t)(token / 8) * D + e0) * 8;
-        if (whole_eight(a.kv_slots, (int64_t)row - token % 8, a.rows, slot - token % 8)) {
-            if (token % 8 == 0) write_v_eight(src, a.qkv_stride, bias, to);
-            return;
-        }
-        const uint4 in = load_shared_state(src);
-        uint32_t w[4] = {in.x, in.y, in.z, in.w};
-        if (bias) add_bias<T>(w, bias);
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            const float2 v = unpack2<T>(w[e / 2]);
-            to[e * 8 + token % 8] = from_float<T>(e % 2 ? v.y : v.x);
-        }
+    const uint32_t units = a.heads + a.kv_heads, D = a.head_dim, e0 = threadIdx.x % LANES * 8;
+    const uint32_t at = blockIdx.x * (256 / LANES) + threadIdx.x / LANES,
+                   qk = (a.rows + ROPE_ROWS - 1) / ROPE_ROWS * units;
+    if (at >= qk) {
+        const uint32_t row = (at - qk) / a.kv_heads;
+        if (row < a.rows) rope_wide_v<T>(a, row, (at - qk) % a.kv_heads, e0);
         return;
     }
-
-    float v[8] = {};
-    float ss = 0.f;
-    if (e0 < D) {
-        const uint4 in = load_shared_state(src);
-        const uint32_t w[4] = {in.x, in.y, in.z, in.w};
+    const uint32_t first = at / units * ROPE_ROWS, u = at % units;
+    const bool is_q = u < a.heads, turned = e0 < a.rope_dim;
+    int32_t pos[ROPE_ROWS], slot[ROPE_ROWS];
+    uint4 in[ROPE_ROWS];
+    float4 c[ROPE_ROWS][2]; /* cos, sin, cos, sin */
+#pragma unroll
+    for (int i = 0; i < ROPE_ROWS; i++) {
+        const uint32_t row = first + i;
+        const bool there = row < a.rows;
+        pos[i] = there ? a.positions[row] : -1, slot[i] = there ? a.kv_slots[row] : -1;
+        in[i] = make_uint4(0, 0, 0, 0);
+        if (there && e0 < D)
+            in[i] = load_shared_state((const T *)a.qkv + row * a.qkv_stride + (uint64_t)u * D + e0);
+    }
+#pragma unroll
+    for (int i = 0; i < ROPE_ROWS; i++) {
+        const float4 *table =
+            (const float4 *)(a.rope + (uint64_t)max(pos[i], 0) * (a.rope_dim / 2) + e0 / 2);
+        if (turned) c[i][0] = __ldg(table), c[i][1] = __ldg(table + 1);
+    }
+    const float *gain = is_q ? a.q_gain : a.k_gain;
+#pragma unroll
+    for (int i = 0; i < ROPE_ROWS; i++) {
+        if (pos[i] < 0 || (!is_q && slot[i] < 0)) continue; /* all lanes of the head alike */
+        const uint32_t w[4] = {in[i].x, in[i].y, in[i].z, in[i].w};
+        float v[8], ss = 0.f;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const float2 f = unpack2<T>(w[k]);
@@ -234,39 +269,34 @@ __global__ void __launch_bounds__(256)
         }
 #pragma unroll
         for (int e = 0; e < 8; e++) {
-            if (bias) v[e] += bias[e];
+            if (a.bias && e0 < D) v[e] += a.bias[(uint64_t)u * D + e0 + e];
             ss += v[e] * v[e];
         }
-    }
-    const float *gain = is_q ? a.q_gain : a.k_gain;
-    if (gain) {
-        const unsigned mask =
-            LANES == 32 ? ~0u : ((1u << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES);
+        if (gain) {
+            const float inv = rsqrtf(head_sum<LANES>(ss) / (float)D + (is_q ? a.q_eps : a.k_eps));
 #pragma unroll
-        for (int o = LANES / 2; o; o >>= 1)
-            ss += __shfl_xor_sync(mask, ss, o);
-        const float inv = rsqrtf(ss / (float)D + (is_q ? a.q_eps : a.k_eps));
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            if (e0 < D) v[e] *= inv * gain[e0 + e];
-    }
-    if (e0 >= D) return;
-    if (e0 < a.rope_dim) {
-        const float4 *rope =
-            (const float4 *)(a.rope + (uint64_t)pos * (a.rope_dim / 2) + e0 / 2); /* cos, sin */
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const float4 c = __ldg(rope + k);
-            float *p = v + 4 * k;
-            const float x0 = p[0], x1 = p[1], y0 = p[2], y1 = p[3];
-            p[0] = x0 * c.x - x1 * c.y, p[1] = x1 * c.x + x0 * c.y;
-            p[2] = y0 * c.z - y1 * c.w, p[3] = y1 * c.z + y0 * c.w;
+            for (int e = 0; e < 8; e++)
+                if (e0 < D) v[e] *= inv * gain[e0 + e];
         }
+        if (turned) {
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float *p = v + 4 * k;
+                const float x0 = p[0], x1 = p[1], y0 = p[2], y1 = p[3];
+                p[0] = x0 * c[i][k].x - x1 * c[i][k].y, p[1] = x1 * c[i][k].x + x0 * c[i][k].y;
+                p[2] = y0 * c[i][k].z - y1 * c[i][k].w, p[3] = y1 * c[i][k].z + y0 * c[i][k].w;
+            }
+        }
+        T *out = (T *)a.q_out + (first + i) * a.q_stride + (uint64_t)u * D + e0;
+        if (!is_q)
+            out = (T *)a.kv +
+                  ((uint64_t)(slot[i] / KV_BLOCK_TOKENS) * a.kv_heads + u - a.heads) *
+                      (2ull * KV_BLOCK_TOKENS * D) +
+                  slot[i] % KV_BLOCK_TOKENS * D + e0;
+        if (e0 < D)
+            *(uint4 *)out = make_uint4(pack2<T>(v[0], v[1]), pack2<T>(v[2], v[3]),
+                                       pack2<T>(v[4], v[5]), pack2<T>(v[6], v[7]));
     }
-    T *out =
-        is_q ? (T *)a.q_out + row * a.q_stride + (uint64_t)u * D + e0 : record + token * D + e0;
-    *(uint4 *)out = make_uint4(pack2<T>(v[0], v[1]), pack2<T>(v[2], v[3]), pack2<T>(v[4], v[5]),
-                               pack2<T>(v[6], v[7]));
 }
 
 /* Any head size: one warp per (row, head). PAIRS: pairs of neighbours per lane. */
@@ -406,24 +436,31 @@ cudaError_t launch_norm(const struct kernel_context *ctx, const struct norm_args
     return cudaErrorInvalidValue;
 }
 
+template <typename T, int LANES>
+cudaError_t launch_rope_wide(const struct kernel_context *ctx, const struct rope_kv_args &a)
+{
+    const uint64_t heads =
+        (uint64_t)((a.rows + ROPE_ROWS - 1) / ROPE_ROWS) * (a.heads + a.kv_heads) +
+        (uint64_t)a.rows * a.kv_heads;
+    const uint64_t blocks = (heads * LANES + 255) / 256;
+    if (heads > UINT32_MAX / 2) return cudaErrorInvalidValue;
+    return launch(ctx, rope_kv_wide_kernel<T, LANES>, dim3((unsigned)blocks), dim3(256), 0, a);
+}
+
 template <typename T>
 cudaError_t launch_rope(const struct kernel_context *ctx, const struct rope_kv_args &a)
 {
     const uint64_t units = (uint64_t)a.rows * (a.heads + 2 * a.kv_heads);
-    const dim3 block(256);
-    auto blocks = [&](uint32_t per_block) {
-        return dim3((unsigned)((units + per_block - 1) / per_block));
-    };
+    const dim3 grid((unsigned)((units + 7) / 8)), block(256);
+
     if (a.head_dim % 8 == 0 && a.rope_dim % 8 == 0 && a.head_dim <= 256) {
-        if (a.head_dim <= 64)
-            return launch(ctx, rope_kv_wide_kernel<T, 8>, blocks(32), block, 0, a);
-        if (a.head_dim <= 128)
-            return launch(ctx, rope_kv_wide_kernel<T, 16>, blocks(16), block, 0, a);
-        return launch(ctx, rope_kv_wide_kernel<T, 32>, blocks(8), block, 0, a);
+        if (a.head_dim <= 64) return launch_rope_wide<T, 8>(ctx, a);
+        return a.head_dim <= 128 ? launch_rope_wide<T, 16>(ctx, a)
+                                 : launch_rope_wide<T, 32>(ctx, a);
     }
-    if (a.head_dim <= 64) return launch(ctx, rope_kv_kernel<T, 1>, blocks(8), block, 0, a);
-    if (a.head_dim <= 128) return launch(ctx, rope_kv_kernel<T, 2>, blocks(8), block, 0, a);
-    if (a.head_dim <= 512) return launch(ctx, rope_kv_kernel<T, 8>, blocks(8), block, 0, a);
+    if (a.head_dim <= 64) return launch(ctx, rope_kv_kernel<T, 1>, grid, block, 0, a);
+    if (a.head_dim <= 128) return launch(ctx, rope_kv_kernel<T, 2>, grid, block, 0, a);
+    if (a.head_dim <= 512) return launch(ctx, rope_kv_kernel<T, 8>, grid, block, 0, a);
     return cudaErrorInvalidValue;
 }
 

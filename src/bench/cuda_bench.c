@@ -103,7 +103,8 @@ static enum status measure_product(struct limit_job *j, struct cuda_limits *out,
     struct cuda_gemm_shape shape = {PRODUCT_SIDE, PRODUCT_SIDE, PRODUCT_SIDE, PRODUCT_SIDE, false};
     uint64_t matrix = 2ull * PRODUCT_SIDE * PRODUCT_SIDE;
     const void *weights[1] = {j->memory};
-    enum status st = cuda_gemm_open(DTYPE_BF16, j->memory + 4 * matrix, 64u << 20, &j->gemm, err);
+    enum status st =
+        cuda_gemm_open(DTYPE_BF16, j->memory + 4 * matrix, 64u << 20, NULL, &j->gemm, err);
 
     if (!st)
         st = cuda_gemm_prepare(j->gemm, &shape, weights, 1, j->memory + matrix,
@@ -146,7 +147,7 @@ static const char usage[] =
     "       bench kernels [--only NAME]\n"
     "       bench decode --model FOLDER [--batch N] [--context N] [--steps N] [--eager 1]\n"
     "       bench breakdown --model FOLDER ... as decode, and µs by kind of stage\n"
-    "       bench prefill --model FOLDER [--prompt N] [--repeats N] [--rows N]\n"
+    "       bench prefill --model FOLDER [--prompt N] [--repeats N] [--rows N] [--idle MS]\n"
     "FOLDER has a config.json; weights are made up. [--f16 1]: f16 instead of bf16\n";
 
 static bool parse_count(const char *text, uint32_t *out)
@@ -171,6 +172,7 @@ static bool parse_option(struct cuda_bench_options *o, const char *name, const c
     if (!strcmp(name, "--steps")) return parse_count(value, &o->steps) && o->steps >= 1;
     if (!strcmp(name, "--repeats"))
         return parse_count(value, &o->repeats) && o->repeats >= 1 && o->repeats <= 200;
+    if (!strcmp(name, "--idle")) return parse_count(value, &o->idle_ms) && o->idle_ms <= 10000;
     if (!strcmp(name, "--rows")) return parse_count(value, &o->rows_max) && o->rows_max >= 1;
     if (!strcmp(name, "--eager") && parse_count(value, &flag))
         return (o->eager = flag) == (flag != 0);

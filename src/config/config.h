@@ -67,3 +67,6 @@ const char *config_nearest_within(const char *name, unsigned edits_max);
  * HF_HOME/hub, XDG_CACHE_HOME/huggingface/hub, ~/.cache/huggingface/hub). The caller frees *out. Errors: STATUS_NOT_FOUND
  * with both places named. */
 enum status config_resolve_model(const char *model, char **out, struct error *err);
+/* The folder of inferd's own cache: XDG_CACHE_HOME/inferd or ~/.cache/inferd; it need not exist. The caller frees. NULL: the
+ * environment names no home, or no memory. */
+char *config_cache_folder(void);

@@ -34,6 +34,7 @@ struct device_options {
     int ordinal;              /* CUDA device number */
     enum dtype compute_dtype; /* CUDA: DTYPE_BF16 or DTYPE_F16 */
     bool enforce_eager;       /* CUDA: no graphs */
+    const char *cache_folder; /* CUDA: for what is measured at start; NULL: nothing is kept */
     bool batch_invariant;     /* CUDA; the CPU always is */
     void (*progress)(void *ctx, uint64_t done_bytes,
                      uint64_t total_bytes); /* compile; may be NULL */
