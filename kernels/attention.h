@@ -4,7 +4,7 @@
  *   t from max(0, pos[r] + 1 - window) to pos[r];  f(s) = s, or cap * tanh(s / cap)
  *
  * paged_decode       one row per sequence, fast: head_dim 64, 80, 96, 128
- * prefill_attention  chunks of rows on tensor cores: head_dim 64, 96, 128
+ * prefill_attention  chunks of rows on tensor cores: head_dim 64, 96, 128; code for sm_90 also 80, 256
  * attention_general  any rows, any head_dim to 512: right, not fast
  * K and V of the rows themselves are already in their pages. Tokens past pos[r] in the last block may hold anything. */
 #pragma once
@@ -24,6 +24,7 @@ struct attention_args {
     void *out; /* [rows, out_stride] T */
     uint64_t out_stride;
     const void *kv;           /* the layer's pool */
+    uint64_t kv_blocks;       /* in it; prefill_attention only */
     const int32_t *positions; /* [rows]; -1: a padding row, whose output is left alone */
     const int32_t *slots;     /* [rows] */
     const int32_t *row_list;  /* paged_decode: [rows] indices of the rows meant; NULL: 0..rows-1 */
@@ -54,8 +55,9 @@ struct prefill_tile {
     int32_t pair; /* row of the segment * group + head of the group */
 };
 enum { PREFILL_TILE_PAIRS = 128 };
-bool prefill_attention_fits(uint32_t head_dim);
-/* tiles: device, [tile_count], longest first is best. args->rows, positions and slots are not used. */
+bool prefill_attention_fits(const struct kernel_context *ctx, uint32_t head_dim);
+/* tiles: device, [tile_count], longest first is best. args->rows, positions and slots are not used. A row's bits do not
+ * depend on its chunk or batch. */
 cudaError_t prefill_attention(const struct kernel_context *ctx, const struct attention_args *args,
                               const struct prefill_tile *tiles, uint32_t tile_count);
 

@@ -1,4 +1,5 @@
-/* prefill_attention.cu - a chunk of rows against the paged KV of its sequence, on tensor cores (attention.h).
+/* prefill_attention.cu - a chunk of rows against the paged KV of its sequence, on tensor cores (attention.h): for sm_80 and
+ * up, by mma.sync; where prefill_wgmma.cu fits, that is run instead.
  *
  * Way      The (token, head) pairs of one KV head's group are the rows of a 128-row tile, so that a short chunk still fills
  *          it. 4 warps of 32 rows: a fragment of K or V from shared memory feeds two products (with 16 rows a warp, shared memory
@@ -12,6 +13,7 @@
 #include "attention.h"
 #include "common/launch.cuh"
 #include "kv_layout.h"
+#include "prefill_wgmma.h"
 
 namespace
 {
@@ -281,9 +283,9 @@ cudaError_t launch_prefill(const struct kernel_context *ctx, const struct attent
 
 } // namespace
 
-extern "C" bool prefill_attention_fits(uint32_t head_dim)
+extern "C" bool prefill_attention_fits(const struct kernel_context *ctx, uint32_t head_dim)
 {
-    return head_dim == 64 || head_dim == 96 || head_dim == 128;
+    return prefill_wgmma_fits(ctx, head_dim) || head_dim == 64 || head_dim == 96 || head_dim == 128;
 }
 
 extern "C" cudaError_t prefill_attention(const struct kernel_context *ctx,
@@ -291,5 +293,6 @@ extern "C" cudaError_t prefill_attention(const struct kernel_context *ctx,
                                          const struct prefill_tile *tiles, uint32_t tile_count)
 {
     if (!tile_count) return cudaSuccess;
+    if (prefill_wgmma_fits(ctx, args->head_dim)) return prefill_wgmma(ctx, args, tiles, tile_count);
     DISPATCH(ctx, launch_prefill<T>(ctx, *args, tiles, tile_count));
 }

@@ -39,7 +39,7 @@ struct norm_args {
     void *y; /* [rows, y_stride] T */
     uint64_t y_stride;
 };
-enum { NORM_HIDDEN_MAX = 49152 }; /* a row is kept in shared memory */
+enum { NORM_HIDDEN_MAX = 49152 }; /* a row is kept in registers */
 cudaError_t rmsnorm(const struct kernel_context *ctx, const struct norm_args *args);
 
 /* y[r, i] = act(gu[r, 2i] + bias[2i]) * (gu[r, 2i + 1] + bias[2i + 1]) */

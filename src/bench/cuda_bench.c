@@ -103,7 +103,8 @@ static enum status measure_product(struct limit_job *j, struct cuda_limits *out,
     struct cuda_gemm_shape shape = {PRODUCT_SIDE, PRODUCT_SIDE, PRODUCT_SIDE, PRODUCT_SIDE, false};
     uint64_t matrix = 2ull * PRODUCT_SIDE * PRODUCT_SIDE;
     const void *weights[1] = {j->memory};
-    enum status st = cuda_gemm_open(DTYPE_BF16, j->memory + 4 * matrix, 64u << 20, &j->gemm, err);
+    enum status st =
+        cuda_gemm_open(DTYPE_BF16, j->memory + 4 * matrix, 64u << 20, NULL, &j->gemm, err);
 
     if (!st)
         st = cuda_gemm_prepare(j->gemm, &shape, weights, 1, j->memory + matrix,
@@ -149,7 +150,7 @@ static const char usage[] =
     "       bench graphs --model FOLDER [--batches 1,2,4,8,16,32,64] [--context N] [--steps N]\n"
     "       bench load --model FOLDER_OR_GGUF [--cold 1]: real files; cold: out of the page cache "
     "first\n"
-    "       bench prefill --model FOLDER [--prompt N] [--repeats N] [--rows N]\n"
+    "       bench prefill --model FOLDER [--prompt N] [--repeats N] [--rows N] [--idle MS]\n"
     "FOLDER has a config.json; weights are made up. [--f16 1]: f16 instead of bf16\n";
 
 static bool parse_count(const char *text, uint32_t *out)
@@ -177,6 +178,7 @@ static bool parse_option(struct cuda_bench_options *o, const char *name, const c
     if (!strcmp(name, "--steps")) return parse_count(value, &o->steps) && o->steps >= 1;
     if (!strcmp(name, "--repeats"))
         return parse_count(value, &o->repeats) && o->repeats >= 1 && o->repeats <= 200;
+    if (!strcmp(name, "--idle")) return parse_count(value, &o->idle_ms) && o->idle_ms <= 10000;
     if (!strcmp(name, "--rows")) return parse_count(value, &o->rows_max) && o->rows_max >= 1;
     if (!strcmp(name, "--eager") && parse_count(value, &flag))
         return (o->eager = flag) == (flag != 0);

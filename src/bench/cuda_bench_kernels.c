@@ -179,9 +179,11 @@ static struct attention_args attention_of(const struct kernel_bench *b, uint32_t
                                    .scale = 1 / sqrtf((float)D),
                                    .q = b->small,
                                    .q_stride = heads * D,
-                                   .out = b->small + (96 << 20),
+                                   .out = b->small + (128 << 20),
                                    .out_stride = heads * D,
-                                   .kv = b->pool};
+                                   .kv = b->pool,
+                                   .kv_blocks =
+                                       b->pool_bytes / (kv_block_elements(kv_heads, D) * 2)};
 }
 
 static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context, uint32_t heads,
@@ -328,10 +330,15 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
         decode_case(&b, shapes[i][0], shapes[i][1], 32, 8, 128);
     decode_case(&b, 1, 1024, 9, 3, 64);
     decode_case(&b, 1, 8192, 28, 4, 128);
+    prefill_case(&b, 512, 0, 32, 8, 128);
     prefill_case(&b, 1024, 0, 32, 8, 128);
     prefill_case(&b, 2048, 0, 32, 8, 128);
     prefill_case(&b, 2048, 6144, 32, 8, 128);
+    prefill_case(&b, 8192, 0, 32, 8, 128);
+    prefill_case(&b, 16384, 0, 32, 8, 128);
+    prefill_case(&b, 2048, 0, 28, 4, 128);
     prefill_case(&b, 2048, 0, 9, 3, 64);
+    prefill_case(&b, 2048, 2048, 16, 8, 256);
     struct slot_params greedy = {.top_p = 1, .min_p_log = -INFINITY, .repetition_penalty = 1};
     struct slot_params full = {.temperature = 0.8f,
                                .top_p = 0.95f,

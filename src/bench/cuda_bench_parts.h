@@ -13,6 +13,7 @@ struct cuda_limits {
 struct cuda_bench_options {
     const char *model; /* folder with config.json */
     uint32_t batch, context, prompt, steps, repeats, rows_max;
+    uint32_t idle_ms;    /* prefill: without work in front of each prompt */
     const char *batches; /* graphs: "1,8,64" */
     bool eager, f16, breakdown, cold;
     const char *only; /* kernels: those whose name contains it */

@@ -264,6 +264,8 @@ enum status load_open(const struct config *config, struct loaded *out, struct er
 {
     enum status st = load_device_options(config, &out->device_options, err);
 
+    out->cache_folder = config_cache_folder();
+    out->device_options.cache_folder = out->cache_folder;
     out->device_options.progress = compile_progress;
     out->device_options.progress_ctx = out;
     report(out, "opening", 0, 0);
@@ -293,7 +295,7 @@ void load_close(struct loaded *l)
     chat_close(l->chat);
     tokenizer_close(l->tokenizer);
     weights_close(l->weights);
-    free(l->name);
+    free(l->name), free(l->cache_folder);
     free(l->path);
     l->engine = NULL;
     l->device = NULL;

@@ -27,6 +27,7 @@ struct loaded {
     struct model *model;
     const struct plan *plan; /* the model's */
     struct device_options device_options;
+    char *cache_folder; /* borrowed by device_options */
     struct device_limits limits;
     struct device_memory memory;
     struct device *device;

@@ -76,3 +76,6 @@ const char *config_nearest_within(const char *name, unsigned edits_max);
 enum status config_resolve_model(const char *model, char **out, struct error *err);
 /* Whether standard error is systemd's journal (JOURNAL_STREAM, systemd.exec(5)). */
 bool config_stderr_is_journal(void);
+/* The folder of inferd's own cache: XDG_CACHE_HOME/inferd or ~/.cache/inferd; it need not exist. The caller frees. NULL: the
+ * environment names no home, or no memory. */
+char *config_cache_folder(void);

@@ -1,5 +1,6 @@
-/* model_path.c - a model argument as a path: a file, a folder, or an id in the local hub cache. */
+/* model_path.c - a model argument as a path: a file, a folder, or an id in the local hub cache; where inferd's own cache is. */
 #include <dirent.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,6 +24,19 @@ static void hub_folder(struct buf *out)
         buf_printf(out, "%s/huggingface/hub", xdg);
     else
         buf_printf(out, "%s/.cache/huggingface/hub", getenv("HOME") ? getenv("HOME") : "");
+}
+
+char *config_cache_folder(void)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    char *path = NULL;
+    int printed = -1;
+
+    if (xdg && *xdg == '/')
+        printed = asprintf(&path, "%s/inferd", xdg);
+    else if (home && *home)
+        printed = asprintf(&path, "%s/.cache/inferd", home);
+    return printed < 0 ? NULL : path;
 }
 
 /* org/name -> HUB/models--org--name */

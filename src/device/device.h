@@ -35,8 +35,9 @@ struct device_options {
     int ordinal;           /* CUDA device number */
     /* CUDA: DTYPE_BF16 or DTYPE_F16; DTYPE_F32: what suits the stored weights (cuda_compute_dtype) */
     enum dtype compute_dtype;
-    bool enforce_eager;   /* CUDA: no graphs */
-    bool batch_invariant; /* CUDA; the CPU always is */
+    bool enforce_eager;       /* CUDA: no graphs */
+    const char *cache_folder; /* CUDA: for what is measured at start; NULL: nothing is kept */
+    bool batch_invariant;     /* CUDA; the CPU always is */
     uint32_t
         step_timeout_ms; /* CUDA: a step that takes longer is a device that has stopped answering; 0: no limit */
     struct device_fault fault; /* for tests */

@@ -1,7 +1,7 @@
 /* test_attention.c - the three attention kernels equal a float64 softmax over the same rounded q, k, v.
  * Method: random pages in a shuffled table; what lies past a row's position, and every block that no table names, is NaN;
  * sweeps of lengths, groups, head sizes, windows and soft caps; outputs poisoned; a second run gives the same bytes;
- * a row alone gives the bytes it has in a batch. */
+ * a row alone gives the bytes it has in a batch, and a chunk the bytes it has in pieces. Both variants of prefill run. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -238,52 +238,126 @@ TEST(general_attention_equals_float64_for_every_head_size)
                     d == 4 ? 3 : 0, true);
 }
 
-static void prefill_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, uint32_t dim,
-                         uint32_t window, float softcap)
+/* --- chunks --- */
+
+struct chunk {
+    uint32_t past, rows;
+};
+
+enum { TILES_MAX = 2048 };
+
+/* Tiles of all chunks; where cut > 0, each is split in pieces of about that many rows, as if they came in separate steps. */
+static uint32_t make_tiles(const struct chunk *chunks, uint32_t count, uint32_t group, uint32_t cut,
+                           struct prefill_tile *tile)
 {
-    static const uint32_t chunk[] = {1, 3, 64, 65, 130, 37}, past[] = {0, 17, 0, 200, 63, 64};
-    enum { SEGMENTS = 6, ROWS = 300, TILES = 256 };
-    int32_t positions[ROWS], row_slots[ROWS];
-    uint32_t lengths[SEGMENTS], rows = 0, tiles = 0, group = heads / kv_heads;
-    struct prefill_tile tile[TILES];
+    uint32_t tiles = 0, first_row = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t done = 0, n; done < chunks[i].rows; done += n, first_row += n) {
+            n = chunks[i].rows - done;
+            if (cut && n > cut) n = 1 + test_rand_below(cut);
+            for (uint32_t p = 0; p < n * group; p += PREFILL_TILE_PAIRS) {
+                assert_true(tiles < TILES_MAX);
+                tile[tiles++] = (struct prefill_tile){(int32_t)first_row, (int32_t)n,
+                                                      (int32_t)(chunks[i].past + done),
+                                                      (int32_t)(count - 1 - i), (int32_t)p};
+            }
+        }
+    return tiles;
+}
+
+struct shape {
+    uint32_t heads, kv_heads, dim, window;
+    float softcap;
+};
+
+/* Equal to float64; the same bytes again, and the same when the chunks come in other pieces. */
+static void run_chunks(struct kernel_context *ctx, const struct setup *s,
+                       const struct chunk *chunks, uint32_t count, const char *what)
+{
+    static struct prefill_tile tile[TILES_MAX];
+    struct attention_args a = upload(s);
+    size_t bytes = (size_t)s->rows * s->heads * s->dim * 2;
+    uint16_t *first = malloc(bytes), *again = malloc(bytes);
+
+    a.kv_blocks = s->blocks;
+    for (uint32_t cut = 0; cut <= 120; cut += 40) {
+        uint32_t tiles = make_tiles(chunks, count, s->heads / s->kv_heads, cut, tile);
+        a.out = gpu_poisoned(bytes);
+        EXPECT_CUDA(prefill_attention(ctx, &a, gpu_upload(tile, tiles * sizeof *tile), tiles));
+        gpu_download(ctx, a.out, cut ? again : first, bytes);
+        if (!cut) check(s, ctx, a.out, what);
+        if (cut && memcmp(first, again, bytes) != 0)
+            fail_msg("%s: D %u heads %u/%u window %u: other bytes in pieces of up to %u rows", what,
+                     s->dim, s->heads, s->kv_heads, s->window, cut);
+    }
+    free(first), free(again);
+}
+
+static void chunks_case(enum kernel_type type, const struct shape *shape,
+                        const struct chunk *chunks, uint32_t count)
+{
+    uint32_t *lengths = calloc(count, sizeof *lengths), rows = 0;
+    int32_t *positions, *row_slots;
     NEED_GPU(type);
 
-    for (uint32_t i = 0; i < SEGMENTS; i++) {
-        for (uint32_t p = 0; p < chunk[i] * group; p += PREFILL_TILE_PAIRS)
-            tile[tiles++] =
-                (struct prefill_tile){(int32_t)rows, (int32_t)chunk[i], (int32_t)past[i],
-                                      (int32_t)(SEGMENTS - 1 - i), (int32_t)p};
-        for (uint32_t r = 0; r < chunk[i]; r++)
-            positions[rows] = (int32_t)(past[i] + r),
-            row_slots[rows++] = (int32_t)(SEGMENTS - 1 - i);
-        lengths[SEGMENTS - 1 - i] = past[i] + chunk[i];
+    for (uint32_t i = 0; i < count; i++)
+        rows += chunks[i].rows;
+    positions = calloc(rows, sizeof *positions), row_slots = calloc(rows, sizeof *row_slots);
+    rows = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        lengths[count - 1 - i] = chunks[i].past + chunks[i].rows;
+        for (uint32_t r = 0; r < chunks[i].rows; r++, rows++) {
+            positions[rows] = (int32_t)(chunks[i].past + r);
+            row_slots[rows] = (int32_t)(count - 1 - i);
+        }
     }
-    assert_true(rows == ROWS && tiles < TILES);
-    struct setup s = {.rows = ROWS,
-                      .heads = heads,
-                      .kv_heads = kv_heads,
-                      .dim = dim,
-                      .window = window,
-                      .slots = SEGMENTS,
-                      .softcap = softcap,
+    struct setup s = {.rows = rows,
+                      .heads = shape->heads,
+                      .kv_heads = shape->kv_heads,
+                      .dim = shape->dim,
+                      .window = shape->window,
+                      .slots = count,
+                      .softcap = shape->softcap,
                       .positions = positions,
                       .row_slots = row_slots};
     make(&s, type, lengths);
-    struct attention_args a = upload(&s);
-    EXPECT_CUDA(prefill_attention(&ctx, &a, gpu_upload(tile, tiles * sizeof *tile), tiles));
-    check(&s, &ctx, a.out, "prefill");
+    int capability = ctx.capability;
+    if (prefill_attention_fits(&ctx, s.dim)) run_chunks(&ctx, &s, chunks, count, "prefill");
+    ctx.capability = 80; /* the mma.sync kernel, on whatever device this is */
+    if (capability != 80 && prefill_attention_fits(&ctx, s.dim))
+        run_chunks(&ctx, &s, chunks, count, "prefill, sm_80 code");
+    ctx.capability = capability;
     drop(&s);
+    free(lengths), free(positions), free(row_slots);
     gpu_end(&ctx);
 }
 
-TEST(prefill_attention_equals_float64)
+TEST(prefill_attention_equals_float64_and_does_not_depend_on_the_pieces)
 {
-    prefill_case(KERNEL_BF16, 8, 2, 128, 0, 0);
-    prefill_case(KERNEL_F16, 7, 1, 128, 0, 0);
-    prefill_case(KERNEL_BF16, 3, 3, 64, 0, 0);
-    prefill_case(KERNEL_F16, 9, 3, 64, 0, 0);
-    prefill_case(KERNEL_BF16, 4, 2, 96, 0, 0);
-    prefill_case(KERNEL_BF16, 4, 2, 128, 50, 0);
-    prefill_case(KERNEL_F16, 4, 1, 64, 3, 0);
-    prefill_case(KERNEL_BF16, 4, 2, 64, 0, 4);
+    static const struct chunk chunks[] = {{0, 1},    {17, 3},    {0, 64},   {200, 65}, {63, 130},
+                                          {64, 37},  {128, 128}, {0, 257},  {127, 1},  {385, 31},
+                                          {1000, 9}, {255, 2},   {1536, 24}};
+    static const struct shape shapes[] = {
+        {8, 2, 128, 0, 0}, {7, 1, 128, 0, 0},  {3, 3, 64, 0, 0},   {9, 3, 64, 0, 0},
+        {4, 2, 96, 0, 0},  {4, 2, 128, 50, 0}, {4, 1, 64, 3, 0},   {4, 2, 64, 0, 4},
+        {4, 2, 80, 0, 0},  {4, 1, 256, 0, 0},  {2, 2, 256, 65, 0}, {4, 2, 128, 129, 30},
+        {5, 1, 80, 128, 0}};
+
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        chunks_case(i % 2 ? KERNEL_F16 : KERNEL_BF16, &shapes[i], chunks,
+                    sizeof chunks / sizeof *chunks);
+}
+
+/* More tiles than a device runs at once: blocks that take several, one behind the other. */
+TEST(prefill_attention_runs_many_short_chunks)
+{
+    enum { COUNT = 90 };
+    static const struct shape shapes[] = {{9, 9, 64, 0, 0}, {8, 8, 128, 0, 0}, {8, 8, 256, 20, 0}};
+    struct chunk chunks[COUNT];
+
+    for (uint32_t i = 0; i < COUNT; i++)
+        chunks[i] = (struct chunk){test_rand_below(i % 9 ? 40 : 400), 2 + test_rand_below(12)};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        chunks_case(i % 2 ? KERNEL_F16 : KERNEL_BF16, &shapes[i], chunks, COUNT);
 }

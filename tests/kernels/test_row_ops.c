@@ -67,9 +67,9 @@ static void norm_case(enum kernel_type type, uint32_t rows, uint32_t H, bool del
 
 TEST(norm_adds_the_residual_and_normalises)
 {
-    static const uint32_t widths[] = {20, 576, 1536, 4096, 7168, 12288};
+    static const uint32_t widths[] = {20, 576, 1536, 4096, 7168, 12288, 20000};
 
-    for (size_t i = 0; i < 6; i++)
+    for (size_t i = 0; i < 7; i++)
         for (int k = 0; k < 3; k++)
             norm_case((i + (size_t)k) % 2 ? KERNEL_F16 : KERNEL_BF16, 3, widths[i], k > 0, k > 1);
 }
@@ -110,7 +110,8 @@ TEST(glu_multiplies_the_activated_gate_with_up)
     }
 }
 
-static void rope_case(enum kernel_type type, uint32_t D, uint32_t dim, bool norm)
+/* in_order: tokens of a chunk, which lie side by side in their blocks, from the middle of one on; rows 5 and 9 miss. */
+static void rope_case(enum kernel_type type, uint32_t D, uint32_t dim, bool norm, bool in_order)
 {
     enum { ROWS = 37, H = 5, G = 2, BLOCKS = 9 };
     NEED_GPU(type);
@@ -126,7 +127,7 @@ static void rope_case(enum kernel_type type, uint32_t D, uint32_t dim, bool norm
         inv_freq[i] = powf(10000, -2.0f * (float)i / (float)dim);
     for (uint32_t r = 0; r < ROWS; r++) {
         positions[r] = r == 5 ? -1 : (int32_t)(r * 11);
-        slots[r] = r == 5 || r == 9 ? -1 : (int32_t)((r * 5) % (BLOCKS * 16));
+        slots[r] = r == 5 || r == 9 ? -1 : (int32_t)(in_order ? r + 35 : (r * 5) % (BLOCKS * 16));
     }
     float2 *table = gpu_poisoned(500 * (dim / 2) * sizeof *table);
     EXPECT_CUDA(rope_table(&ctx, gpu_upload(inv_freq, dim / 2 * 4), dim / 2, 500, 1.25f, table));
@@ -188,11 +189,13 @@ static void rope_case(enum kernel_type type, uint32_t D, uint32_t dim, bool norm
 
 TEST(rope_turns_neighbours_and_writes_pages)
 {
-    rope_case(KERNEL_BF16, 128, 128, false);
-    rope_case(KERNEL_F16, 128, 128, true);
-    rope_case(KERNEL_BF16, 64, 32, true);
-    rope_case(KERNEL_F16, 20, 20, false);
-    rope_case(KERNEL_BF16, 256, 128, true);
+    static const uint32_t dims[][2] = {{128, 128}, {64, 32}, {20, 20},
+                                       {256, 128}, {80, 80}, {96, 24}};
+
+    for (int i = 0; i < 6; i++)
+        for (int k = 0; k < 4; k++)
+            rope_case((i + k / 2) % 2 ? KERNEL_F16 : KERNEL_BF16, dims[i][0], dims[i][1], k % 2,
+                      k > 1);
 }
 
 TEST(embedding_reads_tokens_and_padding_is_zero)

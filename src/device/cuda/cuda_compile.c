@@ -110,8 +110,8 @@ static uint32_t weights_like(const struct cuda_device *d, const struct cuda_stag
 
 static enum status choose_algorithms(struct cuda_device *d, struct error *err)
 {
-    enum status st =
-        cuda_gemm_open(d->compute_dtype, d->b.workspace, d->b.workspace_bytes, &d->gemm, err);
+    enum status st = cuda_gemm_open(d->compute_dtype, d->b.workspace, d->b.workspace_bytes,
+                                    d->options.cache_folder, &d->gemm, err);
 
     d->gemm_ids = calloc(d->b.weight_count, sizeof *d->gemm_ids);
     if (!st && !d->gemm_ids) st = error_set(err, STATUS_NOMEM, "no memory for product ids");
@@ -133,6 +133,7 @@ static enum status choose_algorithms(struct cuda_device *d, struct error *err)
                                d->options.batch_invariant, d->ctx.stream, &d->gemm_ids[s->index],
                                err);
     }
+    if (!st) d->products_measured = cuda_gemm_settle(d->gemm);
     return st;
 }
 
@@ -317,9 +318,10 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
         return st;
     }
     cuda_memory_seal(&d->memory);
-    log_info("device compiled", "weights_s=%.2f products_s=%.2f graphs_s=%.2f graphs=%u",
+    log_info("device compiled",
+             "weights_s=%.2f products_s=%.2f measured=%u graphs_s=%.2f graphs=%u",
              (double)(loaded - begun) * 1e-9, (double)(chosen - loaded) * 1e-9,
-             (double)(clock_mono_ns() - chosen) * 1e-9,
+             d->products_measured, (double)(clock_mono_ns() - chosen) * 1e-9,
              d->options.enforce_eager ? 0 : d->b.bucket_count);
     return STATUS_OK;
 }

@@ -44,6 +44,7 @@ struct cuda_device {
     struct skinny_weight
         *tensor_maps;   /* [b.weight_count] by stage.index; NULL where skinny products cannot run */
     uint32_t *gemm_ids; /* [b.weight_count] */
+    uint32_t products_measured; /* choices that the cache on disk did not have */
     cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
     uint32_t graph_launches[CUDA_BUCKETS_MAX];
     char name[100], description[160];

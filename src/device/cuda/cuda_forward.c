@@ -152,7 +152,7 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     const struct stage_attn *p = &s->plan->attn;
     struct cuda_device *d = w->d;
     struct cuda_buffers *b = &d->b;
-    bool chunks_general = w->f->has_chunks && !prefill_attention_fits(p->head_dim);
+    bool chunks_general = w->f->has_chunks && !prefill_attention_fits(&d->ctx, p->head_dim);
     struct attention_args a = {
         .rows = w->f->rows,
         .heads = p->heads,
@@ -166,6 +166,7 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
         .out = b->attn,
         .out_stride = b->attn_stride,
         .kv = layer_pool(w, p->group, p->group_layer),
+        .kv_blocks = b->groups[p->group].blocks,
         .positions = b->positions,
         .slots = b->row_slots,
         .tables = b->groups[p->group].tables,

@@ -1,11 +1,16 @@
 #include "device/cuda/cuda_gemm.h"
 
+#include <assert.h>
 #include <cublasLt.h>
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHAPES_MAX = 32, PROPOSALS = 8, TIMED_RUNS = 3 };
+#include "device/cuda/gemm_cache.h"
+
+enum { SHAPES_MAX = 32, PROPOSALS = 16, TIMED_RUNS = 3 };
+static_assert(sizeof(cublasLtMatmulAlgo_t) == GEMM_ALGORITHM_WORDS * 8, "kept as it is");
 /* Rows round up to a bucket; its algorithm runs them. */
 static const uint32_t buckets[] = {8,   16,  32,  48,   64,   96,   128,  192,  256,  320,
                                    384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384};
@@ -13,13 +18,15 @@ enum { BUCKETS = sizeof buckets / sizeof *buckets };
 
 #define FUNCTIONS(X)                                                                           \
     X(cublasLtCreate)                                                                          \
+    X(cublasLtGetVersion)                                                                      \
+    X(cublasLtMatmulAlgoCheck)                                                                 \
     X(cublasLtDestroy)                                                                         \
     X(cublasLtMatmul)                                                                          \
-    X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) \
-        X(cublasLtMatmulDescSetAttribute) X(cublasLtMatrixLayoutCreate)                        \
-            X(cublasLtMatrixLayoutDestroy) X(cublasLtMatrixLayoutSetAttribute)                 \
-                X(cublasLtMatmulPreferenceCreate) X(cublasLtMatmulPreferenceDestroy)           \
-                    X(cublasLtMatmulPreferenceSetAttribute)
+    X(cublasLtMatmulAlgoGetHeuristic)                                                          \
+    X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) X(cublasLtMatmulDescSetAttribute) \
+        X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy)                           \
+            X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate)              \
+                X(cublasLtMatmulPreferenceDestroy) X(cublasLtMatmulPreferenceSetAttribute)
 
 struct shape {
     struct cuda_gemm_shape is;
@@ -38,6 +45,8 @@ struct cuda_gemm {
     cudaDataType_t type;
     void *workspace;
     uint64_t workspace_bytes;
+    struct gemm_cache *cache;
+    uint32_t measured; /* choices that the cache did not have */
     uint32_t shape_count;
     struct shape shapes[SHAPES_MAX];
 };
@@ -63,8 +72,25 @@ static enum status load(struct cuda_gemm *g, struct error *err)
     return STATUS_OK;
 }
 
+/* A choice holds for this device, driver and library, and for this type and workspace. */
+static struct gemm_cache *open_cache(const struct cuda_gemm *g, const char *folder)
+{
+    struct cudaDeviceProp device;
+    int ordinal = 0, driver = 0;
+    char key[512];
+
+    if (!folder || cudaGetDevice(&ordinal) || cudaGetDeviceProperties(&device, ordinal) ||
+        cudaDriverGetVersion(&driver))
+        return NULL;
+    snprintf(key, sizeof key, "%s, %d SMs, driver %d, cuBLASLt %zu, %s, workspace %llu, best of %d",
+             device.name, device.multiProcessorCount, driver, g->cublasLtGetVersion(),
+             g->type == CUDA_R_16BF ? "bf16" : "f16", (unsigned long long)g->workspace_bytes,
+             PROPOSALS);
+    return gemm_cache_open(folder, key);
+}
+
 enum status cuda_gemm_open(enum dtype type, void *workspace, uint64_t workspace_bytes,
-                           struct cuda_gemm **out, struct error *err)
+                           const char *cache_folder, struct cuda_gemm **out, struct error *err)
 {
     struct cuda_gemm *g = calloc(1, sizeof *g);
     cublasOperation_t transposed = CUBLAS_OP_T;
@@ -83,6 +109,7 @@ enum status cuda_gemm_open(enum dtype type, void *workspace, uint64_t workspace_
     g->type = type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
     g->workspace = workspace;
     g->workspace_bytes = workspace_bytes;
+    g->cache = open_cache(g, cache_folder);
     *out = g;
     return STATUS_OK;
 }
@@ -95,6 +122,7 @@ void cuda_gemm_close(struct cuda_gemm *g)
         g->cublasLtMatrixLayoutDestroy(g->shapes[i].x);
         g->cublasLtMatrixLayoutDestroy(g->shapes[i].y);
     }
+    gemm_cache_close(g->cache);
     if (g->product) g->cublasLtMatmulDescDestroy(g->product);
     if (g->handle) g->cublasLtDestroy(g->handle);
     free(g); /* the library stays: unloading it takes CUDA's own state along */
@@ -138,6 +166,38 @@ static float time_algorithm(struct cuda_gemm *g, const struct shape *s, const vo
     return best;
 }
 
+static struct gemm_choice choice_of(const struct shape *s, uint32_t b)
+{
+    return (struct gemm_choice){.N = s->is.N,
+                                .K = s->is.K,
+                                .ldx = s->is.ldx,
+                                .ldy = s->is.ldy,
+                                .y_float = s->is.y_float,
+                                .rows = buckets[b]};
+}
+
+/* A choice of an earlier start, if the library still takes it. The rows are set. */
+static bool recall(struct cuda_gemm *g, struct shape *s, uint32_t b)
+{
+    struct gemm_choice choice = choice_of(s, b);
+    cublasLtMatmulHeuristicResult_t checked;
+
+    if (!gemm_cache_find(g->cache, &choice)) return false;
+    memcpy(&s->algorithms[b], choice.algorithm, sizeof s->algorithms[b]);
+    return g->cublasLtMatmulAlgoCheck(g->handle, g->product, s->W, s->x, s->y, s->y,
+                                      &s->algorithms[b], &checked) == CUBLAS_STATUS_SUCCESS &&
+           checked.workspaceSize <= g->workspace_bytes;
+}
+
+static void remember(struct cuda_gemm *g, const struct shape *s, uint32_t b)
+{
+    struct gemm_choice choice = choice_of(s, b);
+
+    memcpy(choice.algorithm, &s->algorithms[b], sizeof choice.algorithm);
+    gemm_cache_add(g->cache, &choice);
+    g->measured++;
+}
+
 static enum status choose(struct cuda_gemm *g, struct shape *s, uint32_t b,
                           const void *const *weights, uint32_t weight_count, const void *x, void *y,
                           bool fixed, cudaEvent_t begin, cudaEvent_t end, cudaStream_t stream,
@@ -150,6 +210,7 @@ static enum status choose(struct cuda_gemm *g, struct shape *s, uint32_t b,
     int count = 0;
 
     set_rows(g, s, buckets[b]);
+    if (!fixed && recall(g, s, b)) return STATUS_OK;
     if (g->cublasLtMatmulPreferenceCreate(&preference))
         return error_set(err, STATUS_NOMEM, "no memory for the product library");
     g->cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -168,6 +229,7 @@ static enum status choose(struct cuda_gemm *g, struct shape *s, uint32_t b,
             best_ms = ms, best = i; /* noise picks the earlier */
     }
     s->algorithms[b] = found[best].algo;
+    if (!fixed) remember(g, s, b);
     return STATUS_OK;
 }
 
@@ -213,6 +275,13 @@ enum status cuda_gemm_prepare(struct cuda_gemm *g, const struct cuda_gemm_shape 
     if (begin) cudaEventDestroy(begin);
     if (end) cudaEventDestroy(end);
     return st;
+}
+
+uint32_t cuda_gemm_settle(struct cuda_gemm *g)
+{
+    gemm_cache_close(g->cache);
+    g->cache = NULL;
+    return g->measured;
 }
 
 cudaError_t cuda_gemm_run(struct cuda_gemm *g, uint32_t id, const void *W, const void *x,

@@ -1,8 +1,9 @@
 /* cuda_gemm.h - products of many rows through cuBLASLt, loaded at run time (dlopen): the daemon starts without it.
  *
  * y [M, ldy] = alpha * x [M, ldx] W^T, W [N, K] row-major. For each shape an algorithm per bucket of M is chosen in
- * cuda_gemm_prepare (timed on the weights themselves, cold; with `fixed` the library's first proposal, so that it
- * is the same after every start) and no other is used: same step, same bytes. One workspace at one address.
+ * cuda_gemm_prepare (timed on the weights themselves, cold, and kept on disk: gemm_cache.h; with `fixed` the library's
+ * first proposal, so that it is the same after every start) and no other is used: same step, same bytes. One workspace at one
+ * address.
  * Thread: one. Nothing is allocated by cuda_gemm_run. */
 #pragma once
 
@@ -18,9 +19,10 @@ struct cuda_gemm_shape {
     bool y_float;      /* y is float32, else the compute type */
 };
 
-/* Errors: STATUS_UNSUPPORTED (no library; says where it was sought), STATUS_DEVICE. */
+/* cache_folder: of choices measured before; NULL: none. Errors: STATUS_UNSUPPORTED (no library; says where it was
+ * sought), STATUS_DEVICE. */
 enum status cuda_gemm_open(enum dtype type, void *workspace, uint64_t workspace_bytes,
-                           struct cuda_gemm **out, struct error *err);
+                           const char *cache_folder, struct cuda_gemm **out, struct error *err);
 void cuda_gemm_close(struct cuda_gemm *gemm); /* takes NULL */
 
 /* Chooses algorithms of a shape for up to `rows` rows. weights: some matrices of that shape, to time on. x and y: room for
@@ -29,5 +31,7 @@ enum status cuda_gemm_prepare(struct cuda_gemm *gemm, const struct cuda_gemm_sha
                               const void *const *weights, uint32_t weight_count, const void *x,
                               void *y, uint32_t rows, bool fixed, cudaStream_t stream, uint32_t *id,
                               struct error *err);
+/* All shapes are prepared: what was measured goes to disk. Returns how many choices were measured, not read. */
+uint32_t cuda_gemm_settle(struct cuda_gemm *gemm);
 cudaError_t cuda_gemm_run(struct cuda_gemm *gemm, uint32_t id, const void *W, const void *x,
                           uint32_t M, void *y, float alpha, cudaStream_t stream);

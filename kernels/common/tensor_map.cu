@@ -1,0 +1,41 @@
+/* tensor_map.cu - see tensor_map.h. */
+#include "common/tensor_map.h"
+
+namespace
+{
+
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                              const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                              const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+encode_fn find_encode()
+{
+    void *fn = NULL;
+    cudaDriverEntryPointQueryResult found;
+
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault,
+                                         &found) ||
+        found != cudaDriverEntryPointSuccess)
+        return NULL;
+    return (encode_fn)fn;
+}
+
+} // namespace
+
+extern "C" cudaError_t tensor_map_3d(CUtensorMap *out, enum kernel_type type, const void *base,
+                                     const uint64_t dims[3], const uint64_t strides[2],
+                                     const uint32_t box[3])
+{
+    static const encode_fn encode = find_encode();
+    const cuuint64_t d[3] = {dims[0], dims[1], dims[2]}, s[2] = {strides[0], strides[1]};
+    const cuuint32_t steps[3] = {1, 1, 1};
+
+    if (!encode) return cudaErrorNotSupported;
+    CUresult result = encode(
+        out,
+        type == KERNEL_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
+        (void *)base, d, s, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}

@@ -1,0 +1,20 @@
+/* tensor_map.h - describes a tensor of 16-bit numbers to the copy engine (TMA): plain C, host side, no device needed after the
+ * driver's function has been found. */
+#pragma once
+
+#include <cuda.h>
+
+#include "common/context.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* dims, box: [3] elements, innermost first; strides: [2] bytes, of dims 1 and 2. Boxes land with 128-byte swizzle; what
+ * lies past a dim becomes zero. Errors: cudaErrorNotSupported (driver), cudaErrorInvalidValue (alignment, sizes). */
+cudaError_t tensor_map_3d(CUtensorMap *out, enum kernel_type type, const void *base,
+                          const uint64_t dims[3], const uint64_t strides[2], const uint32_t box[3]);
+
+#ifdef __cplusplus
+}
+#endif
