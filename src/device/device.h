@@ -68,7 +68,8 @@ void device_close(struct device *device); /* takes NULL; waits for steps in flig
 enum status device_compile(struct device *device, const struct plan *plan,
                            const struct device_limits *limits, struct error *err);
 
-/* Called on a device thread, after a step's result can be taken. Set before the first step. */
+/* Called on a device thread, after a step's result can be taken: once for each step of which both halves were taken, those of a
+ * lost device too, but for one that hangs. Set before the first step. */
 void device_set_notify(struct device *device, void (*notify)(void *ctx), void *ctx);
 
 /* Called once by a thread before it submits its first step: what a driver takes for each thread it takes now. */

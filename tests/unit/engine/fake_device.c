@@ -418,19 +418,21 @@ static void *device_thread(void *arg)
     pthread_mutex_lock(&f->mutex);
     for (;;) {
         struct fake_flight *flight = &f->flights[(f->ran + 1) % FLIGHTS_MAX];
-        if (f->closing || f->lost) break;
+        if (f->closing) break;
         if (f->ran == f->submitted || !flight->sampled) {
             pthread_cond_wait(&f->cond, &f->mutex);
             continue;
         }
         int64_t started_ns = clock_mono_ns();
-        pause_for(f, flight->step);
-        run_step(f, flight);
+        if (!f->lost) {
+            pause_for(f, flight->step);
+            run_step(f, flight);
+        }
         flight->result.started_ns = started_ns;
         flight->result.ended_ns = clock_mono_ns();
         f->ran++;
         flight->done = true;
-        if (f->options.lose_at && f->ran == f->options.lose_at) {
+        if (f->options.lose_at && f->ran >= f->options.lose_at) { /* this step and all behind it */
             f->lost = true;
             flight->result.status =
                 error_set(&flight->result.error, STATUS_DEVICE_LOST, "made to be lost");
