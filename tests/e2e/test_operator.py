@@ -309,6 +309,33 @@ def test_a_length_that_is_no_number_gets_one_answer(start):
             assert json.loads(rest.split(b"\r\n\r\n", 1)[1])["error"]["type"] == "invalid_request_error"
 
 
+def test_an_idle_connection_keeps_what_it_has_begun(start):
+    """Its buffer goes back to the system when it has been idle for a second or two; half a request in it does not."""
+    daemon = start(step_us=0)
+    parts = [(3, "half a request line"), (900, "half a head"), (9000, "three pages of a head"), (16000, "most of a head")]
+    held = []
+    for size, name in parts:
+        c = daemon.raw(20)
+        for _ in range(2):
+            c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2}))
+            assert c.answer().status == 200
+        whole = post("/v1/completions", {"prompt": "b", "max_tokens": 2}, "X-Filler: " + "f" * 15800, "X-Request-Id: " + name.replace(" ", "-"))
+        c.send(whole[:size])
+        held.append((c, whole[size:], name))
+    empty_lines = daemon.raw(20)  # before the first request: allowed, and no sign of where the buffer is
+    empty_lines.send(b"\r\n" * 2048 + get("/health"))
+    assert empty_lines.answer().status == 200
+    time.sleep(3.2)
+    for c, rest, name in held:
+        c.send(rest)
+        answer = c.answer()
+        assert answer.status == 200 and answer.header("x-request-id") == name.replace(" ", "-"), name
+        c.send(get("/health"))
+        assert c.answer().status == 200
+    empty_lines.send(get("/health"))
+    assert empty_lines.answer().status == 200
+
+
 # --- starting ---
 
 def test_an_ordinary_file_in_the_way_of_a_socket_stays(tmp_path):
