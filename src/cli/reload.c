@@ -45,9 +45,17 @@ void reload_fini(struct reload *r)
     pthread_mutex_destroy(&r->lock);
 }
 
-const struct config *reload_config(const struct reload *r)
+static const struct config *in_force(const struct reload *r)
 {
     return r->has_now ? &r->now : r->first;
+}
+
+void reload_drain_times(struct reload *r, uint64_t *grace_s, uint64_t *shutdown_s)
+{
+    pthread_mutex_lock(&r->lock);
+    *grace_s = in_force(r)->drain_grace_s;
+    *shutdown_s = in_force(r)->shutdown_timeout_s;
+    pthread_mutex_unlock(&r->lock);
 }
 
 void reload_fill(const struct config *c, struct frontend_options *out)
@@ -154,7 +162,7 @@ bool reload_run(struct reload *r, struct frontend *frontend, struct buf *report)
     parsed = !config_parse(r->argc, r->argv, &fresh, &err);
     taken = parsed && !apply(r, frontend, &fresh, &err);
     if (taken) {
-        tell(reload_config(r), r->first, &fresh, report);
+        tell(in_force(r), r->first, &fresh, report);
         reload_log_level(&fresh);
         if (r->has_now) config_fini(&r->now);
         r->now = fresh;

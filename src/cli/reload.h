@@ -26,8 +26,8 @@ void reload_init(struct reload *reload, int argc, char **argv, const struct conf
                  const char *credentials);
 void reload_fini(struct reload *reload);
 
-/* The config whose reloadable options are in force; until the next reload_run. */
-const struct config *reload_config(const struct reload *reload);
+/* The times of a drain that are in force, in s. Any thread. */
+void reload_drain_times(struct reload *reload, uint64_t *grace_s, uint64_t *shutdown_s);
 /* The reloadable members of the frontend's options. */
 void reload_fill(const struct config *config, struct frontend_options *out);
 void reload_log_level(const struct config *config);

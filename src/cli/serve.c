@@ -328,17 +328,19 @@ static bool drain_until(struct server *s, const sigset_t *signals, int64_t until
  * signal or the end of the time ends them. */
 static void drain(struct server *s, const sigset_t *signals)
 {
-    const struct config *c = reload_config(&s->reload);
-    int64_t now = clock_mono_ns(), second_ns = 1000000000;
-    int64_t grace_ns = (int64_t)c->drain_grace_s * second_ns;
+    const int64_t second_ns = 1000000000;
+    int64_t now = clock_mono_ns();
+    uint64_t grace_s, shutdown_s;
 
+    reload_drain_times(&s->reload, &grace_s, &shutdown_s);
     log_info("draining", "busy=%u grace_s=%llu timeout_s=%llu", frontend_busy(s->frontend),
-             (unsigned long long)c->drain_grace_s, (unsigned long long)c->shutdown_timeout_s);
+             (unsigned long long)grace_s, (unsigned long long)shutdown_s);
     service_stopping(&s->service);
     frontend_drain(s->frontend);
-    if (drain_until(s, signals, now + grace_ns, false)) return;
+    now += (int64_t)grace_s * second_ns;
+    if (drain_until(s, signals, now, false)) return;
     frontend_refuse(s->frontend);
-    drain_until(s, signals, now + grace_ns + (int64_t)c->shutdown_timeout_s * second_ns, true);
+    drain_until(s, signals, now + (int64_t)shutdown_s * second_ns, true);
 }
 
 static void reload(struct server *s)

@@ -214,6 +214,8 @@ static bool check_length(struct conn *conn, struct api_fault *fault)
 {
     char bytes[PEEK_BYTES];
     ssize_t got = recv(conn->fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
+
+    conn->starts_with_line = got > 0 && bytes[0] != '\r' && bytes[0] != '\n';
     const char *end = got > 0 ? memmem(bytes, (size_t)got, "\r\n\r\n", 4) : NULL;
 
     if (!end) return true;

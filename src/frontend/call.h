@@ -40,9 +40,12 @@ struct conn {
     int fd;
     uint64_t address; /* address_key; 0: none */
     int linger_fd; /* a duplicate, when what the client still sends is to be read away after the close; else -1 */
-    int64_t since_ns; /* of the phase */
-    bool fresh;       /* no request has ended on it yet */
-    bool hung_up;     /* the client has closed its side */
+    int64_t since_ns;      /* of the phase */
+    bool fresh;            /* no request has ended on it yet */
+    bool starts_with_line; /* its first byte began a request line: no empty line stood before it */
+    bool dropped;          /* idle_memory_drop has been here since the last request */
+    char *pool;   /* libmicrohttpd's buffer of the connection, where idle_memory.c knows it */
+    bool hung_up; /* the client has closed its side */
     int64_t hung_up_ns;
     int unsent; /* bytes of a sent answer that the kernel holds, and since when it is that number */
     int64_t unsent_ns;

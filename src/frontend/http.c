@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "frontend/call.h"
+#include "frontend/io_thread.h"
 #include "frontend/web_page.h"
 
 enum {
@@ -43,6 +44,7 @@ void *http_request_line(void *cls, const char *target, struct MHD_Connection *mh
     call->frontend = cls;
     conn->call = call;
     conn->since_ns = clock_mono_ns();
+    conn->dropped = false;
     return call;
 }
 
@@ -211,6 +213,7 @@ static enum MHD_Result first_call(struct call *call, struct MHD_Connection *mhd,
     struct http_head head;
 
     http_head_read(mhd, version, &head);
+    idle_memory_note(call->conn, method);
     take_head(call, &head, method);
     call->state = CALL_BODY;
     call->conn->since_ns = clock_mono_ns(); /* the body's time begins */

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "frontend/tls.h"
 
-enum { EVENTS_PER_TURN = 256 };
+enum { EVENTS_PER_TURN = 256, CROWD = 512 };
 static const int64_t second_ns = 1000000000;
 /* What an event of our epoll set is about; any other data.ptr is a conn. */
 static char tag_mhd, tag_wake, tag_bell, tag_linger;
@@ -318,6 +318,7 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
                            : call && call->state == CALL_BODY ? o->body_timeout_s
                                                               : o->header_timeout_s;
 
+        if (idle && age_ns > second_ns) idle_memory_drop(conn);
         if (age_ns < limit_s * second_ns) return;
         atomic_fetch_add_explicit(&io->frontend->stats->connections_timed_out, 1,
                                   memory_order_relaxed);
@@ -340,7 +341,7 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
 static void give_back(struct io_thread *io)
 {
     if (io->conn_count > io->conns_peak) io->conns_peak = io->conn_count;
-    if (io->conns_peak < 512 || io->conn_count > io->conns_peak / 4) return;
+    if (io->conns_peak < CROWD || io->conn_count > io->conns_peak / 4) return;
     io->conns_peak = io->conn_count;
     malloc_trim(0);
 }
@@ -364,7 +365,9 @@ static void sweep(struct io_thread *io, int64_t now)
 static int wait_ms(struct io_thread *io)
 {
     MHD_UNSIGNED_LONG_LONG mhd_ms;
-    int ms = io->conns || io->linger_count || atomic_load(&io->stopping) ? 1000 : -1;
+    int ms = io->conns || io->linger_count || io->conns_peak >= CROWD || atomic_load(&io->stopping)
+                 ? 1000
+                 : -1;
 
     if (io->again) return 0;
     if (MHD_get_timeout(io->mhd, &mhd_ms) == MHD_YES && (ms < 0 || mhd_ms < (unsigned)ms))

@@ -15,8 +15,8 @@
 
 enum {
     /* Of each connection, for request line, headers and the answer's head: 16 KiB of them must work, 256 KiB must fail.
-     * libmicrohttpd zeroes all of it after each request, so an idle connection holds this much. */
-    MHD_POOL_BYTES = 24 << 10,
+     * libmicrohttpd zeroes all of it after each request; above 32 KiB it is a mapping of its own (idle_memory.c). */
+    MHD_POOL_BYTES = 36 << 10,
     LINGERS_MAX = 64, /* closed connections whose leftovers are read away, at once */
 };
 
@@ -29,8 +29,8 @@ struct io_thread {
     struct frontend *frontend;
     struct settings *settings; /* one reference; the newest at the last turn's begin */
     uint32_t conn_count, conns_max, conns_peak; /* peak: since memory was last given back */
-    bool listens;          /* the listening socket is watched */
-    struct conn *arriving; /* during MHD_add_connection */
+    bool listens;                               /* the listening socket is watched */
+    struct conn *arriving;                      /* during MHD_add_connection */
     int spare_fd; /* given up for a moment when descriptors run out, to close a connection properly */
     int64_t told_full_ns; /* last warning about it */
     pthread_t thread;
@@ -61,6 +61,12 @@ void accept_watch(struct io_thread *io);
 void accept_hand_over(struct io_thread *io, struct conn *conn);
 /* Closes a silent connection. */
 void accept_drop(struct io_thread *io, struct conn *conn);
+
+/* --- idle_memory.c --- */
+/* The first request line of a connection, as libmicrohttpd handed it over: shows where its buffer is. */
+void idle_memory_note(struct conn *conn, const char *method);
+/* Gives back what an idle connection's buffer holds. */
+void idle_memory_drop(struct conn *conn);
 
 /* --- io_thread.c, for accept.c --- */
 bool io_watch(struct io_thread *io, int fd, uint32_t events, void *tag);

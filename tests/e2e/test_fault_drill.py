@@ -134,6 +134,7 @@ def idle_connections(daemon):
             c.send(get("/health"))
             assert c.answer().status == 200
     assert daemon.metrics()["inferd_connections"] >= IDLE
+    time.sleep(2.3)  # buffers of idle connections go back within two seconds
     taken = (daemon.rss() - before) / IDLE
     for c in held:
         c.close()
@@ -191,7 +192,7 @@ def test_rounds_of_faulty_clients_leave_nothing(start):
     print(f"an idle connection takes {per_idle[-1] / 1024:.1f} KiB, half of them after a request")
     if not daemon.sanitized:
         assert resident[-1] - resident[0] <= 4 << 20, resident
-        assert per_idle[-1] < 24 << 10
+        assert per_idle[-1] < 6 << 10
     assert daemon.complete(max_tokens=2).status == 200
     assert daemon.terminate() == 0
 

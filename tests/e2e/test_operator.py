@@ -243,6 +243,7 @@ def test_wrong_certificates_are_told_before_anything_is_loaded(certificates, arg
 def test_connections_of_one_address_are_limited_and_counted_right(start):
     daemon = start(step_us=0, extra=["--max-connections-per-address", 5])
     for _ in range(3):
+        time.sleep(2)  # an end that came right behind an answer is noticed within this
         held = [daemon.raw() for _ in range(9)]
         time.sleep(0.1)
         served = 0
@@ -259,7 +260,6 @@ def test_connections_of_one_address_are_limited_and_counted_right(start):
         other.close()
         for c in held:
             c.close()
-        time.sleep(0.2)
 
 
 def test_at_the_limit_the_longest_idle_connection_makes_room(start):
@@ -307,6 +307,33 @@ def test_a_length_that_is_no_number_gets_one_answer(start):
             rest = c.rest()
             assert rest.count(b"HTTP/1.1") == 1 and f" {status} ".encode() in rest.split(b"\r\n")[0], (value, rest)
             assert json.loads(rest.split(b"\r\n\r\n", 1)[1])["error"]["type"] == "invalid_request_error"
+
+
+def test_an_idle_connection_keeps_what_it_has_begun(start):
+    """Its buffer goes back to the system when it has been idle for a second or two; half a request in it does not."""
+    daemon = start(step_us=0)
+    parts = [(3, "half a request line"), (900, "half a head"), (9000, "three pages of a head"), (16000, "most of a head")]
+    held = []
+    for size, name in parts:
+        c = daemon.raw(20)
+        for _ in range(2):
+            c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2}))
+            assert c.answer().status == 200
+        whole = post("/v1/completions", {"prompt": "b", "max_tokens": 2}, "X-Filler: " + "f" * 15800, "X-Request-Id: " + name.replace(" ", "-"))
+        c.send(whole[:size])
+        held.append((c, whole[size:], name))
+    empty_lines = daemon.raw(20)  # before the first request: allowed, and no sign of where the buffer is
+    empty_lines.send(b"\r\n" * 2048 + get("/health"))
+    assert empty_lines.answer().status == 200
+    time.sleep(3.2)
+    for c, rest, name in held:
+        c.send(rest)
+        answer = c.answer()
+        assert answer.status == 200 and answer.header("x-request-id") == name.replace(" ", "-"), name
+        c.send(get("/health"))
+        assert c.answer().status == 200
+    empty_lines.send(get("/health"))
+    assert empty_lines.answer().status == 200
 
 
 # --- starting ---
