@@ -425,6 +425,7 @@ static void let_go(struct engine *e, struct engine_request *er)
     er->live_next->live_prev = er->live_prev;
     if (er->request->deadline_ns) e->deadline_count--;
     er->request->in_engine = false;
+    if (er->request->bell) atomic_fetch_sub(&er->request->bell->users, 1); /* it may go now */
     request_unref(er->request); /* frees er too, if it is the last */
 }
 
@@ -440,20 +441,23 @@ static void ring_later(struct engine *e, struct output_bell *bell)
 
 void delivery_ring(struct engine *e)
 {
-    struct engine_request *next, *er = e->dirty;
+    struct engine_request *next, *dirty = e->dirty;
 
     e->dirty = NULL;
-    for (; er; er = next) {
-        next = er->dirty_next;
-        er->dirty = false;
+    for (struct engine_request *er = dirty; er; er = er->dirty_next) {
         if (er->pushed && er->request->bell) {
             output_bell_list(er->request->bell, er->request);
             ring_later(e, er->request->bell);
         }
         er->pushed = false;
-        if (er->open_count == 0 && er->sched_count == 0 && er->owed == 0) let_go(e, er);
     }
     for (uint32_t i = 0; i < e->bell_count; i++)
         output_bell_ring(e->bells[i]);
     e->bell_count = 0;
+    /* Behind the rings: a bell may end when nobody is left who could ring it. */
+    for (struct engine_request *er = dirty; er; er = next) {
+        next = er->dirty_next;
+        er->dirty = false;
+        if (er->open_count == 0 && er->sched_count == 0 && er->owed == 0) let_go(e, er);
+    }
 }

@@ -498,6 +498,7 @@ enum status engine_submit(struct engine *e, struct request *r, uint32_t *retry_a
     r->engine = er;
     output_ring_attach(r->ring, e->wake);
     request_ref(r);
+    if (r->bell) atomic_fetch_add(&r->bell->users, 1);
     atomic_fetch_add(&e->requests_submitted, 1);
     er->inbox_next = atomic_load_explicit(&e->inbox, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&e->inbox, &er->inbox_next, er,

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/notify.h"
@@ -142,7 +143,7 @@ enum status output_bell_init(struct output_bell *bell)
     return bell->event_fd < 0 ? STATUS_IO : STATUS_OK;
 }
 
-void output_bell_fini(struct output_bell *bell)
+static void drop_listed(struct output_bell *bell)
 {
     struct request *next;
 
@@ -150,6 +151,15 @@ void output_bell_fini(struct output_bell *bell)
         next = output_bell_next(r);
         request_unref(r);
     }
+}
+
+void output_bell_fini(struct output_bell *bell)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+
+    for (int ms = 0; atomic_load(&bell->users) && ms < 10000; ms++)
+        nanosleep(&pause, NULL);
+    drop_listed(bell);
     close(bell->event_fd);
     bell->event_fd = -1;
 }

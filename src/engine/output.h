@@ -62,10 +62,13 @@ enum status output_ring_pop(struct output_ring *ring, struct output *out);
 struct output_bell {
     int event_fd; /* non-blocking; owned by the I/O thread */
     _Atomic(struct request *) ready;
-    bool rung; /* engine thread: something was listed in this turn */
+    bool rung;              /* engine thread: something was listed in this turn */
+    _Atomic uint32_t users; /* requests that the engine has and may ring it for */
 };
 /* STATUS_IO when no eventfd is to be had. */
 enum status output_bell_init(struct output_bell *bell);
+/* Waits until the engine has let go of every request that it could ring this bell for: they have ended, or were cancelled, so it is a
+ * step at most. An engine that hangs for 10 s is not waited for. */
 void output_bell_fini(struct output_bell *bell);
 /* Engine: lists the request (once, holding a reference to it until taken); output_bell_ring then wakes the I/O thread. */
 void output_bell_list(struct output_bell *bell, struct request *request);

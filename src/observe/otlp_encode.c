@@ -160,7 +160,7 @@ static void add_parameters(struct attributes *a, const struct request_record *r)
     add_double(a, "gen_ai.request.presence_penalty", (double)r->presence_penalty);
     if (r->n != 1) add_int(a, "gen_ai.request.choice.count", r->n);
     add_text(a, "gen_ai.output.type", "text");
-    add_bool(a, "gen_ai.request.stream", r->streamed);
+    add_bool(a, "inferd.stream", r->streamed);
 }
 
 static void add_usage(struct attributes *a, const struct request_record *r)

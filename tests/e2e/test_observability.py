@@ -107,6 +107,29 @@ def test_refusals_and_leavers_have_their_line(logged):
     assert re.fullmatch(r"127\.0\.0\.1:\d+", event["client"])
 
 
+def test_a_reader_that_stands_still_shows_as_stall(start):
+    """40 choices at full speed into a socket of 4 KiB that is not read for a second: more than the kernel's buffers take."""
+    from rawhttp import post
+    daemon = start(step_us=0, log_format="json", context=2048)
+    with socket.socket() as c:
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        c.connect(("127.0.0.1", daemon.port))
+        c.sendall(post("/v1/completions", {"prompt": "a", "max_tokens": 2000, "n": 40, "stream": True, "ignore_eos": True},
+                       "X-Request-Id: slow", "Connection: close"))
+        time.sleep(1.5)
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        got = b""
+        while chunk := c.recv(1 << 20):
+            got += chunk
+    assert got.count(b"[DONE]") == 1
+    event = done(daemon, "slow")
+    assert event["outcome"] == "length" and event["completion_tokens"] == 80000 and event["stall_ms"] > 500
+    assert abs(sum(event[f"{s}_ms"] for s in STAGES) - event["total_ms"]) <= 0.01 * event["total_ms"] + 0.05
+    quick = daemon.post("/v1/completions", {"prompt": "a", "max_tokens": 20, "stream": True, "ignore_eos": True}, "X-Request-Id: quick")
+    assert quick.status == 200 and done(daemon, "quick")["stall_ms"] < 100
+    assert daemon.metrics()["inferd_socket_stall_seconds_total"] > 0.5
+
+
 def test_prompts_are_logged_only_when_asked(start):
     daemon = start(step_us=0, log_format="json", log_prompts="true")
     daemon.post("/v1/chat/completions", {"messages": [{"role": "user", "content": 'say "zebra7391"\n'}], "max_tokens": 2},

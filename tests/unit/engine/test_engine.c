@@ -930,3 +930,36 @@ TEST(storm_with_few_rows_and_a_queue_that_fills)
     rig.options.queue_seqs_max = 16;
     storm(&rig, test_long() ? 5000 : 400);
 }
+
+/* A front end that stops cancels what it has and ends its bells, while the engine is in the midst of steps of these requests. */
+TEST(a_bell_ends_only_when_the_engine_cannot_ring_it_any_more)
+{
+    struct rig rig;
+    struct error err;
+    uint32_t retry;
+
+    rig_init(&rig);
+    rig.fake.step_us = 500;
+    rig_start(&rig);
+    for (int round = 0; round < 40; round++) {
+        struct output_bell *bell =
+            malloc(sizeof *bell); /* of its own, so that a use after its end shows */
+        struct request *requests[4];
+
+        EXPECT_OK(output_bell_init(bell));
+        for (int i = 0; i < 4; i++) {
+            requests[i] = client_request(1, 20, 1, 200, 16);
+            requests[i]->bell = bell;
+            EXPECT_OK(engine_submit(rig.engine, requests[i], &retry, &err));
+        }
+        rig_pause_us(test_rand_below(3000));
+        for (int i = 0; i < 4; i++) {
+            engine_cancel(rig.engine, requests[i]);
+            request_unref(requests[i]);
+        }
+        output_bell_fini(bell);
+        memset(bell, 0xff, sizeof *bell);
+        free(bell);
+    }
+    rig_stop(&rig);
+}
