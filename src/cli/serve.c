@@ -84,6 +84,7 @@ static void make_fingerprint(struct server *s)
         h = hash_bytes(view->data, view->bytes < 256 ? view->bytes : 256, h);
         weights_drop_pages(w, view); /* reading a byte brings its neighbours in */
     }
+    weights_drop_files(w); /* names and tokens have been read as well */
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%012llx", (unsigned long long)(h >> 16));
 }
 

@@ -25,12 +25,14 @@ static enum status alloc_flights(struct engine *e)
     size_t bytes = (step_bytes(e->plan, e->limits) + 63) / 64 * 64;
     uint32_t seqs = e->options.max_num_seqs;
 
-    e->step_memory = aligned_alloc(64, bytes * e->depth);
+    /* Fresh zero pages, which are taken when they are first touched: most of a step is room for 2^20 ids of penalty history
+     * and for logit biases, which few servers ever use. */
+    e->step_memory = calloc(bytes * e->depth + 63, 1);
     e->entry_memory = calloc((size_t)e->depth * seqs, sizeof *e->entry_memory);
     if (!e->step_memory || !e->entry_memory) return STATUS_NOMEM;
-    memset(e->step_memory, 0, bytes * e->depth); /* touched now, not in the first steps */
+    char *first = (char *)(((uintptr_t)e->step_memory + 63) & ~(uintptr_t)63);
     for (uint32_t i = 0; i < e->depth; i++) {
-        e->flights[i].step = step_init((char *)e->step_memory + i * bytes, e->plan, e->limits);
+        e->flights[i].step = step_init(first + i * bytes, e->plan, e->limits);
         e->flights[i].planned.entries = e->entry_memory + (size_t)i * seqs;
     }
     return STATUS_OK;

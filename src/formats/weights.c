@@ -152,6 +152,12 @@ void weights_drop_pages(const struct weights *w, const struct weight_view *view)
     file_map_drop(view->data, view->bytes);
 }
 
+void weights_drop_files(const struct weights *w)
+{
+    for (uint32_t i = 0; i < w->file_count; i++)
+        file_map_drop(w->files[i].map.ptr, w->files[i].map.len);
+}
+
 /* --- metadata --- */
 
 /* A scalar or an array's element; `index` counts for arrays only. */

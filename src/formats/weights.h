@@ -59,6 +59,8 @@ uint64_t weights_bytes(const struct weights *w); /* sum over all tensors */
 
 /* Tells the kernel that these bytes are not needed any more (after packing). */
 void weights_drop_pages(const struct weights *w, const struct weight_view *view);
+/* The same of whole files, metadata included. What is read again comes from the file again. */
+void weights_drop_files(const struct weights *w);
 
 /* --- GGUF metadata; on a folder every getter gives STATUS_NOT_FOUND ---
  * Numbers convert between integer widths when the value fits; a wrong type is STATUS_INVALID. Strings are
