@@ -67,7 +67,7 @@ void zmq_front_done(struct call *call)
     of(call)->done_next = z->done;
     z->done = of(call);
     pthread_mutex_unlock(&z->lock);
-    if (first) wake(z);
+    if (first && !pthread_equal(pthread_self(), z->self)) wake(z);
 }
 
 /* --- a turn --- */
@@ -160,6 +160,8 @@ static void turn(struct zmq_front *z, long ms)
     zmq_client_flush_all(z);
     while (items[0].revents && taken++ < MESSAGES_PER_TURN && receive(z))
         continue;
+    if (z->opened_here) take_done(z);
+    z->opened_here = 0;
     if (z->stuck_count) zmq_client_retry(z);
     zmq_client_sweep(z, clock_mono_ns());
     zmq_client_flush_all(z);
@@ -185,6 +187,7 @@ static void *zmq_main(void *arg)
     struct zmq_front *z = arg;
 
     pthread_setname_np(pthread_self(), "inferd-zmq");
+    z->self = pthread_self();
     while (!atomic_load(&z->stopping))
         turn(z, TURN_MS);
     wind_down(z);

@@ -76,6 +76,8 @@ struct zmq_front {
     struct zmq_client *client_table[ZMQ_CLIENT_BUCKETS];
     struct zmq_call *call_table[ZMQ_CALL_BUCKETS];
     uint32_t call_count, client_count, stuck_count;
+    uint32_t opened_here; /* requests of this turn that this thread opened itself */
+    pthread_t self;
     struct zmq_client *dirty;         /* with something to send */
     struct zmq_call *again, *orphans; /* orphans: with a text thread, their client gone */
     uint64_t secret;
