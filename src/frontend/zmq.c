@@ -292,6 +292,7 @@ enum status zmq_front_create(struct frontend *frontend, struct zmq_front **out, 
     settings_ref(z->settings);
     z->secret = hash_secret();
     pthread_mutex_init(&z->lock, NULL);
+    pthread_mutex_init(&z->blocks.lock, NULL);
     enum status st = open_all(z, err);
 
     if (!st && pthread_create(&z->thread, NULL, zmq_main, z))
@@ -325,6 +326,7 @@ void zmq_front_destroy(struct zmq_front *z)
     if (z->bell.event_fd >= 0) output_bell_fini(&z->bell);
     if (z->wake_fd >= 0) close(z->wake_fd);
     pthread_mutex_destroy(&z->lock);
+    zmq_blocks_fini(&z->blocks); /* libzmq has let go of all messages */
     settings_unref(z->settings);
     free(z->endpoints);
     free(z->endpoint_inodes);
