@@ -29,6 +29,7 @@ static double *arrivals_s; /* from the start */
 struct result {
     size_t count;
     double *round_us, *beyond_us, *late_us; /* late: sent after it was due */
+    double *own_us; /* of beyond_us, what the server knows: from the whole message to its answer */
 };
 
 static void make_arrivals(double rate, double seconds)
@@ -50,15 +51,17 @@ static struct result result_make(void)
 {
     return (struct result){.round_us = calloc(arrival_count, sizeof(double)),
                            .beyond_us = calloc(arrival_count, sizeof(double)),
-                           .late_us = calloc(arrival_count, sizeof(double))};
+                           .late_us = calloc(arrival_count, sizeof(double)),
+                           .own_us = calloc(arrival_count, sizeof(double))};
 }
 
-static void note(struct result *r, int64_t due_ns, double engine_us)
+static void note(struct result *r, int64_t due_ns, double engine_us, double total_us)
 {
     double us = (double)(now_ns() - due_ns) * 1e-3;
 
     r->round_us[r->count] = us;
     r->beyond_us[r->count] = us - engine_us;
+    r->own_us[r->count] = total_us - engine_us;
     r->count++;
 }
 
@@ -67,12 +70,15 @@ static void report(const char *name, struct result *r)
     sort_values(r->round_us, r->count);
     sort_values(r->beyond_us, r->count);
     sort_values(r->late_us, arrival_count);
+    sort_values(r->own_us, r->count);
     printf(
         "%-10s %7zu round trips: P50 %7.0f P99 %7.0f P99.9 %7.0f us; beyond the engine: P50 %7.0f "
-        "P99 %7.0f P99.9 %7.0f us; sent late: P50 %4.0f P99 %5.0f us\n",
+        "P99 %7.0f P99.9 %7.0f us (in the server P50 %5.0f P99 %6.0f); sent late: P50 %4.0f P99 "
+        "%5.0f us\n",
         name, r->count, quantile(r->round_us, r->count, .5), quantile(r->round_us, r->count, .99),
         quantile(r->round_us, r->count, .999), quantile(r->beyond_us, r->count, .5),
         quantile(r->beyond_us, r->count, .99), quantile(r->beyond_us, r->count, .999),
+        quantile(r->own_us, r->count, .5), quantile(r->own_us, r->count, .99),
         quantile(r->late_us, arrival_count, .5), quantile(r->late_us, arrival_count, .99));
     fflush(stdout);
 }
@@ -122,7 +128,7 @@ static void take_batch(zmq_msg_t *message, int64_t start_ns, struct result *r)
         const Inferd__V1__Timings *t = response->done->timings;
 
         note(r, start_ns + (int64_t)(arrivals_s[response->id] * 1e9),
-             t->queue_us + t->prefill_us + t->decode_us);
+             t->queue_us + t->prefill_us + t->decode_us, t->total_us);
     }
     inferd__v1__batch__free_unpacked(batch, NULL);
 }
@@ -133,7 +139,7 @@ static void take_echo(zmq_msg_t *message, int64_t start_ns, struct result *r)
     uint64_t id;
 
     memcpy(&id, zmq_msg_data(message), sizeof id);
-    note(r, start_ns + (int64_t)(arrivals_s[id] * 1e9), 0);
+    note(r, start_ns + (int64_t)(arrivals_s[id] * 1e9), 0, 0);
 }
 
 static void receive_all(void *dealer, bool echo, int64_t start_ns, struct result *r)
@@ -250,7 +256,8 @@ static bool take_answer(struct connection *c, int64_t start_ns, struct result *r
     if (!stages) die("no timings in %s", body);
     note(r, start_ns + (int64_t)(arrivals_s[c->request] * 1e9),
          1e3 * (number_behind(stages, "\"queue\":") + number_behind(stages, "\"prefill\":") +
-                number_behind(stages, "\"decode\":")));
+                number_behind(stages, "\"decode\":")),
+         1e3 * number_behind(stages, "\"total_ms\":"));
     c->busy = false;
     c->len = 0;
     return true;

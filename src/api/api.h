@@ -165,6 +165,7 @@ struct api_head {
     uint64_t id;
     struct slice api_key, request_id, traceparent, tracestate; /* ptr NULL: absent */
     uint64_t cancel_id; /* API_MESSAGE_CANCEL: which request */
+    bool plain;         /* no conversation in it: no template runs, opening it is O(bytes) */
 };
 /* Walks the outer fields alone: O(fields), nothing is copied. False: no Request (*out holds what was read before). */
 bool api_proto_head(struct slice message, struct api_head *out);

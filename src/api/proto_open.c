@@ -47,11 +47,25 @@ static bool read_cancel(struct slice body, uint64_t *id)
     return step == WIRE_END;
 }
 
+/* Whether a Generate or Tokenize has a field `messages`. */
+static bool has_messages(struct slice body, enum api_message kind)
+{
+    struct wire wire = wire_of(body);
+    struct wire_field field;
+    uint32_t number = kind == API_MESSAGE_GENERATE ? 3 : 2;
+
+    if (kind == API_MESSAGE_DETOKENIZE) return false;
+    while (wire_next(&wire, &field) == WIRE_FIELD)
+        if (field.number == number && field.is_bytes) return true;
+    return false;
+}
+
 bool api_proto_head(struct slice message, struct api_head *out)
 {
     struct wire wire = wire_of(message);
     struct wire_field field;
     enum wire_step step;
+    bool chat = false;
 
     *out = (struct api_head){0};
     while ((step = wire_next(&wire, &field)) == WIRE_FIELD) {
@@ -65,8 +79,10 @@ bool api_proto_head(struct slice message, struct api_head *out)
         if (kind == API_MESSAGE_NONE) continue;
         if (!field.is_bytes) return false;
         out->kind = kind;
+        if (kind <= API_MESSAGE_DETOKENIZE) chat |= has_messages(field.bytes, kind);
         if (kind == API_MESSAGE_CANCEL && !read_cancel(field.bytes, &out->cancel_id)) return false;
     }
+    out->plain = !chat;
     return step == WIRE_END;
 }
 

@@ -67,7 +67,7 @@ void zmq_front_done(struct call *call)
     of(call)->done_next = z->done;
     z->done = of(call);
     pthread_mutex_unlock(&z->lock);
-    if (first) wake(z);
+    if (first && !pthread_equal(pthread_self(), z->self)) wake(z);
 }
 
 /* --- a turn --- */
@@ -160,6 +160,8 @@ static void turn(struct zmq_front *z, long ms)
     zmq_client_flush_all(z);
     while (items[0].revents && taken++ < MESSAGES_PER_TURN && receive(z))
         continue;
+    if (z->opened_here) take_done(z);
+    z->opened_here = 0;
     if (z->stuck_count) zmq_client_retry(z);
     zmq_client_sweep(z, clock_mono_ns());
     zmq_client_flush_all(z);
@@ -185,6 +187,7 @@ static void *zmq_main(void *arg)
     struct zmq_front *z = arg;
 
     pthread_setname_np(pthread_self(), "inferd-zmq");
+    z->self = pthread_self();
     while (!atomic_load(&z->stopping))
         turn(z, TURN_MS);
     wind_down(z);
@@ -289,6 +292,7 @@ enum status zmq_front_create(struct frontend *frontend, struct zmq_front **out, 
     settings_ref(z->settings);
     z->secret = hash_secret();
     pthread_mutex_init(&z->lock, NULL);
+    pthread_mutex_init(&z->blocks.lock, NULL);
     enum status st = open_all(z, err);
 
     if (!st && pthread_create(&z->thread, NULL, zmq_main, z))
@@ -322,6 +326,7 @@ void zmq_front_destroy(struct zmq_front *z)
     if (z->bell.event_fd >= 0) output_bell_fini(&z->bell);
     if (z->wake_fd >= 0) close(z->wake_fd);
     pthread_mutex_destroy(&z->lock);
+    zmq_blocks_fini(&z->blocks); /* libzmq has let go of all messages */
     settings_unref(z->settings);
     free(z->endpoints);
     free(z->endpoint_inodes);

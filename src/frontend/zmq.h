@@ -27,6 +27,8 @@ enum {
     ZMQ_OUT_SOFT = 256 << 10,
     ZMQ_COPY_BELOW =
         1 << 10, /* smaller messages are copied: cheaper than the reference count of a larger one */
+    ZMQ_BLOCKS_MAX = 32, /* kept for the next messages, each of at most ZMQ_BLOCK_MAX bytes */
+    ZMQ_BLOCK_MAX = 128 << 10,
     ZMQ_SEND_HWM = 64, /* messages in the socket per client */
     ZMQ_RECEIVE_HWM = 64,
 };
@@ -59,6 +61,12 @@ struct zmq_call {
     struct zmq_call *hash_next, *done_next, *again_next;
 };
 
+struct zmq_blocks {
+    pthread_mutex_t lock;
+    void *list[ZMQ_BLOCKS_MAX];
+    uint32_t count;
+};
+
 struct zmq_front {
     struct frontend *frontend;
     struct settings *settings; /* a reference; looked at once a turn */
@@ -76,9 +84,12 @@ struct zmq_front {
     struct zmq_client *client_table[ZMQ_CLIENT_BUCKETS];
     struct zmq_call *call_table[ZMQ_CALL_BUCKETS];
     uint32_t call_count, client_count, stuck_count;
+    uint32_t opened_here; /* requests of this turn that this thread opened itself */
+    pthread_t self;
     struct zmq_client *dirty;         /* with something to send */
     struct zmq_call *again, *orphans; /* orphans: with a text thread, their client gone */
     uint64_t secret;
+    struct zmq_blocks blocks; /* memory of messages that have been sent */
     int64_t swept_ns;
     bool draining; /* of the thread: it ends */
     pthread_mutex_t lock;
@@ -112,6 +123,8 @@ void zmq_client_flush_all(struct zmq_front *front);
 void zmq_client_sweep(struct zmq_front *front, int64_t now);
 void zmq_client_retry(struct zmq_front *front);
 void zmq_client_drop_all(struct zmq_front *front); /* at the end; no call is left */
+
+void zmq_blocks_fini(struct zmq_blocks *blocks);
 
 /* --- zmq_call.c: requests --- */
 

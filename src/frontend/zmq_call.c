@@ -11,7 +11,11 @@
 #include "base/hash.h"
 #include "frontend/zmq.h"
 
-enum { LONG_BODY_BYTES = 128 << 10 }; /* as HTTP's: beyond it another text thread */
+enum {
+    LONG_BODY_BYTES = 128 << 10, /* as HTTP's: beyond it another text thread */
+    OPEN_HERE_BYTES = 1 << 10,
+    OPEN_HERE_MAX = 16, /* in a turn: some 0.5 ms */
+};
 
 static const enum http_route routes[API_MESSAGES] = {[API_MESSAGE_GENERATE] = ROUTE_COMPLETIONS,
                                                      [API_MESSAGE_TOKENIZE] = ROUTE_TOKENIZE,
@@ -271,6 +275,26 @@ static void link_client(struct zmq_front *z, struct zmq_call *zc)
     atomic_fetch_add(&z->frontend->busy, 1);
 }
 
+/* A short prompt takes less time to tokenise than a text thread to wake up and to wake us; a few of them in a turn hold up
+ * nobody. */
+static bool begin(struct zmq_front *z, struct zmq_call *zc, size_t bytes, bool plain,
+                  struct api_fault *fault)
+{
+    struct frontend *f = z->frontend;
+
+    if (!call_reserve_body(&zc->call, bytes))
+        return api_refuse(fault, 503, "service_unavailable", NULL,
+                          "The server is reading too many large requests; try again.");
+    if (plain && bytes <= OPEN_HERE_BYTES && z->opened_here < OPEN_HERE_MAX) {
+        z->opened_here++;
+        call_run(&zc->call); /* ends in zmq_front_done */
+        return true;
+    }
+    if (!text_pool_submit(bytes > LONG_BODY_BYTES ? f->long_pool : f->pool, &zc->call)) return true;
+    return api_refuse(fault, 429, "rate_limit_exceeded", NULL,
+                      "Too many requests are being read; try again in a second.");
+}
+
 static bool may_start(struct zmq_front *z, struct zmq_client *client, const struct api_head *head,
                       struct api_fault *fault)
 {
@@ -290,7 +314,6 @@ static void start(struct zmq_front *z, struct zmq_client *client, const struct a
                   zmq_msg_t *message)
 {
     size_t bytes = zmq_msg_size(message);
-    struct frontend *f = z->frontend;
     struct api_fault fault;
 
     if (!may_start(z, client, head, &fault)) {
@@ -300,14 +323,8 @@ static void start(struct zmq_front *z, struct zmq_client *client, const struct a
     struct zmq_call *zc = make(z, client, head, message);
 
     if (zc) link_client(z, zc);
-    if (!zc || !call_reserve_body(&zc->call, bytes))
-        api_refuse(&fault, 503, "service_unavailable", NULL,
-                   "The server is reading too many large requests; try again.");
-    else if (text_pool_submit(bytes > LONG_BODY_BYTES ? f->long_pool : f->pool, &zc->call))
-        api_refuse(&fault, 429, "rate_limit_exceeded", NULL,
-                   "Too many requests are being read; try again in a second.");
-    else
-        return;
+    if (zc && begin(z, zc, bytes, head->plain, &fault)) return;
+    if (!zc) api_submit_fault(STATUS_NOMEM, NULL, API_COMPLETIONS, 1, &fault);
     if (!zc) {
         refuse(z, client, head, &fault);
         return;

@@ -1,5 +1,6 @@
 /* zmq_client.c - the clients that have something open, and their way out: one message a turn, without a copy from 1 KiB. */
 #include <errno.h>
+#include <malloc.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -99,22 +100,50 @@ bool zmq_client_has_room(const struct zmq_client *c)
 
 /* --- sending --- */
 
-static void give_back(void *bytes, void *hint)
+/* A message's last reference ends on libzmq's thread: its block is kept for the next one. Fresh memory for each would cost
+ * more than copying small ones does (bench/frontend/zmq_copy.c). */
+static void give_back(void *block, void *blocks)
 {
-    (void)hint;
-    free(bytes); /* on libzmq's thread, with the last reference to the message */
+    struct zmq_blocks *b = blocks;
+
+    if (malloc_usable_size(block) <= ZMQ_BLOCK_MAX) {
+        pthread_mutex_lock(&b->lock);
+        if (b->count < ZMQ_BLOCKS_MAX) {
+            b->list[b->count++] = block;
+            block = NULL;
+        }
+        pthread_mutex_unlock(&b->lock);
+    }
+    free(block);
+}
+
+static void take_block(struct zmq_blocks *b, struct buf *out)
+{
+    buf_init(out, 0);
+    pthread_mutex_lock(&b->lock);
+    if (b->count) out->ptr = b->list[--b->count];
+    pthread_mutex_unlock(&b->lock);
+    out->cap = out->ptr ? malloc_usable_size(out->ptr) : 0;
+}
+
+void zmq_blocks_fini(struct zmq_blocks *b)
+{
+    while (b->count)
+        free(b->list[--b->count]);
+    pthread_mutex_destroy(&b->lock);
 }
 
 /* Makes the next message of `out`. A large one takes the buffer itself along. */
-static bool build(struct zmq_client *c)
+static bool build(struct zmq_front *z, struct zmq_client *c)
 {
     if (c->out.len < ZMQ_COPY_BELOW) {
         if (zmq_msg_init_size(&c->pending, c->out.len)) return false;
         if (c->out.len) memcpy(zmq_msg_data(&c->pending), c->out.ptr, c->out.len);
         buf_clear(&c->out);
     } else {
-        if (zmq_msg_init_data(&c->pending, c->out.ptr, c->out.len, give_back, NULL)) return false;
-        buf_init(&c->out, 0);
+        if (zmq_msg_init_data(&c->pending, c->out.ptr, c->out.len, give_back, &z->blocks))
+            return false;
+        take_block(&z->blocks, &c->out);
     }
     return c->has_pending = true;
 }
@@ -159,7 +188,7 @@ static bool flush(struct zmq_front *z, struct zmq_client *c)
         return false;
     }
     while (c->has_pending || c->out.len) {
-        if (!c->has_pending && !build(c)) return true; /* no memory: tried again by the sweep */
+        if (!c->has_pending && !build(z, c)) return true; /* no memory: tried again by the sweep */
         enum sent sent = send_pending(z, c);
 
         if (sent == SENT_NOBODY) {
@@ -240,7 +269,7 @@ void zmq_client_sweep(struct zmq_front *z, int64_t now)
         }
         /* nothing to say: an empty Batch finds out whether it is still there */
         if (!c->stuck && !c->has_pending && !c->out.len && now - c->sent_ns >= probe_ns)
-            if (!build(c)) continue;
+            if (!build(z, c)) continue;
         flush(z, c);
     }
 }

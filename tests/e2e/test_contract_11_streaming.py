@@ -315,3 +315,46 @@ def test_utf8_is_never_cut(daemon):
 
 def test_fields_are_valid_json_for_json(daemon):
     json.loads(daemon.chat(max_tokens=3).body)
+
+
+@pytest.mark.parametrize("where", ["tcp", "uds"])
+def test_a_slow_reader_gets_every_byte(start, tmp, where):
+    """A socket that fills up again and again, mid-chunk: what comes is the whole answer, in well-formed chunks, and then
+    the connection goes on. Also without chunked coding: HTTP/1.0 and `Connection: close`."""
+    import socket
+    import time
+    from conftest import events_of
+    from rawhttp import post
+    options = {"uds": str(tmp / "slow.sock")} if where == "uds" else {}
+    daemon = start(step_us=0, context=8192, **options)
+    body = {"prompt": "Hello", "max_tokens": 300, "n": 4, "seed": 9, "ignore_eos": True}
+    wanted = [c["text"] for c in daemon.post("/v1/completions", body).json()["choices"]]
+    for kind in ("keep", "close", "1.0"):
+        with daemon.raw(30) as c:
+            c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+            headers = ["Connection: close"] if kind == "close" else []
+            c.send(post("/v1/completions", {**body, "stream": True}, *headers,
+                        version="HTTP/1.0" if kind == "1.0" else "HTTP/1.1"))
+            pause = iter(range(40))
+            more = c._more
+
+            def slowly():
+                if next(pause, None) is not None:
+                    time.sleep(0.01)
+                got = c.sock.recv(7001)
+                if not got:
+                    raise EOFError
+                c.buf += got
+
+            c._more = slowly
+            answer = c.answer()
+            assert answer.status == 200
+            texts = {}
+            for event in events_of(answer.body)[:-1]:
+                for choice in event["choices"]:
+                    texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+            assert [texts[i] for i in range(4)] == wanted, kind
+            if kind == "keep":
+                c._more = more
+                c.send(post("/v1/completions", {"prompt": "Hello", "max_tokens": 1}))
+                assert c.answer().status == 200
