@@ -17,7 +17,7 @@ static const int64_t FORGET_NS = INT64_C(30000000000);
 static const double MEMORY_NS = 10e9; /* of rates */
 static const double NEWS = 1.0 / 32;  /* weight of the latest in the means */
 /* A first token waits for half of the step that runs, for one that is planned and for its own: prompts lengthen the first two, answers all. */
-static const double PROMPT_PART = 0.08, ANSWER_PART = 0.05;
+static const double PROMPT_PART = 0.07, ANSWER_PART = 0.04;
 
 static void approach(double *mean, double value)
 {
