@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "engine/engine_state.h"
-#include "engine/malloc_count.h"
 
 /* --- life --------------------------------------------------------------------------------------------------- */
 
@@ -76,12 +75,12 @@ static void free_engine(struct engine *e)
     free(e);
 }
 
-/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
- * device may never come; it is not waited for long, and what it could touch is then left to it. */
+/* The device's thread may still be inside the notification of a step whose result has been taken, or on its way to one: wait
+ * for it to leave. A lost device may never come; it is not waited for long, and what it could touch is then left to it. */
 static bool notifications_are_over(const struct engine *e)
 {
     for (int i = 0; i < 1000; i++) {
-        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
+        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->steps_submitted)
             return true;
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
@@ -116,15 +115,14 @@ enum status engine_create(const struct engine_options *options, struct device *d
         return st;
     }
     atomic_store(&e->published.kv_blocks_total, sched_counts(e->sched).kv_blocks_total);
-    atomic_store(&e->published.idle, 1);
     device_set_notify(device, device_notify, e);
     st = calibrate(e, err);
     if (st) {
         if (notifications_are_over(e)) free_engine(e);
         return st;
     }
+    e->totals.last_progress_ns = clock_mono_ns();
     step_loop_publish(e);
-    e->mallocs_at_start = malloc_count();
     if (pthread_create(&e->thread, NULL, step_loop, e)) {
         free_engine(e);
         return error_set(err, STATUS_IO, "the engine thread could not be started");
@@ -141,6 +139,11 @@ void engine_destroy(struct engine *e)
     notify_signal(e->wake);
     pthread_join(e->thread, NULL);
     if (notifications_are_over(e)) free_engine(e);
+}
+
+void engine_probe(struct engine *e)
+{
+    notify_signal(e->wake);
 }
 
 void engine_drain(struct engine *e)
@@ -262,7 +265,7 @@ static void init_choice(const struct engine *e, struct engine_request *er, uint3
         .biases = r->sampling.biases,
         .priority = r->priority,
         .tenant = r->tenant,
-        .salt = r->tenant,
+        .salt = r->cache_salt ? hash_mix64(r->tenant ^ r->cache_salt) : r->tenant,
         .credit = &er->credit,
         .owner = er,
     };
@@ -562,6 +565,7 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .prompt_tokens = atomic_load(&p->prompt_tokens),
         .generation_tokens = generation_tokens(e),
         .cached_tokens = atomic_load(&p->cached_tokens),
+        .computed_tokens = atomic_load(&p->computed_tokens),
         .requests_submitted = atomic_load(&e->requests_submitted),
         .requests_finished = atomic_load(&p->requests_finished),
         .requests_aborted = atomic_load(&p->requests_aborted),
@@ -581,10 +585,15 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .prefix_pinned = atomic_load(&p->prefix_pinned),
         .flooding = atomic_load(&p->flooding),
         .prefix_evictions = atomic_load(&p->prefix_evictions),
-        .late_mallocs = malloc_count() - e->mallocs_at_start,
+        .late_mallocs = atomic_load(&e->late_mallocs),
     };
     out->kv_held_ns = atomic_load(&p->kv_held_ns);
     out->kv_wasted_ns = atomic_load(&p->kv_wasted_ns);
+    out->kv_places = atomic_load(&p->kv_places);
+    out->kv_tokens = atomic_load(&p->kv_tokens);
+    out->waiting_for = seq_hold_name((enum seq_hold)atomic_load(&p->held));
+    for (int i = 0; i < ENGINE_STEP_CLASSES; i++)
+        out->step_classes[i] = atomic_load(&p->step_classes[i]);
     out->window_ns = atomic_load(&p->window_ns);
     out->arrivals_per_ks = atomic_load(&p->arrivals_per_ks);
     for (int i = 0; i < WINDOW_TRIGGERS; i++)
@@ -592,6 +601,8 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
     static_assert(sizeof out->holds == HOLDS * sizeof *out->holds, "a number for each");
     for (int i = 0; i < HOLDS; i++)
         out->holds[i] = atomic_load(&p->holds[i]);
+    struct device_health health = device_health(e->device);
+    out->late_device_allocations = health.late_allocations;
+    out->device_memory_drift = health.memory_drift;
     out->alive = !out->dead_reason;
-    if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
 }

@@ -67,7 +67,10 @@ struct flight { /* a step between plan and result */
 /* Numbers that others read: each is stored whole, by the engine thread. */
 struct published {
     _Atomic int64_t last_progress_ns;
-    _Atomic uint64_t steps, prompt_tokens, generation_tokens, cached_tokens;
+    _Atomic uint64_t steps, prompt_tokens, generation_tokens, cached_tokens, computed_tokens;
+    _Atomic uint64_t step_classes[ENGINE_STEP_CLASSES];
+    _Atomic uint64_t kv_places, kv_tokens;
+    _Atomic uint32_t held;
     _Atomic uint64_t requests_finished, requests_aborted, requests_failed;
     _Atomic uint32_t seqs_running, seqs_waiting, seqs_blocked;
     _Atomic uint32_t kv_blocks_total, kv_blocks_used;
@@ -118,7 +121,8 @@ struct engine {
         generation_shown; /* the largest total that engine_stats has told: a counter never falls */
     _Atomic uint64_t
         late_discarded; /* tokens that an engine_end_choice took back after the choice had ended */
-    _Atomic uint64_t notified; /* device_notify calls that have returned from notify_signal */
+    _Atomic uint64_t notified;     /* device_notify calls that have returned from notify_signal */
+    _Atomic uint64_t late_mallocs; /* of the engine thread */
     struct published published;
 
     /* the engine thread's */
@@ -130,7 +134,8 @@ struct engine {
     uint32_t deadline_count;
     uint32_t depth; /* steps in flight at most */
     uint64_t planned_seq_no, done_seq_no;
-    uint64_t results_taken;                 /* each was followed by a device_notify */
+    int64_t step_since_ns;    /* since when the device works on the oldest step in flight */
+    uint64_t steps_submitted; /* each is followed by a device_notify, sooner or later */
     struct flight flights[STEPS_AHEAD_MAX]; /* step n at n % depth */
     int64_t now_ns;
     int64_t next_sweep_ns;
@@ -139,7 +144,6 @@ struct engine {
     double starts_per_s;
     struct forecast_margin margin;
     struct engine_stats totals; /* what published is copied from */
-    uint64_t mallocs_at_start;
     void *step_memory;
     struct sched_entry *entry_memory;
 };

@@ -606,6 +606,9 @@ struct sched_counts sched_counts(const struct sched *sched)
         .recomputed_tokens = sched->recomputed_tokens,
         .kv_held_ns = (uint64_t)sched->waste.held_ns,
         .kv_wasted_ns = (uint64_t)sched->waste.wasted_ns,
+        .kv_places = sched->waste.places,
+        .kv_tokens = sched->waste.tokens,
+        .held = sched->held,
     };
 
     memcpy(counts.holds, sched->holds, sizeof counts.holds);

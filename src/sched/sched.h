@@ -80,6 +80,9 @@ struct sched_counts {
     /* time in which sequences held blocks, and its integral over the share of their places without a token (shared blocks once): the
      * quotient is the mean waste */
     uint64_t kv_held_ns, kv_wasted_ns;
+    uint64_t kv_places,
+        kv_tokens;         /* of blocks that sequences hold, now: places, and tokens in them */
+    enum seq_hold held;    /* what the waiting list waits for, where somebody waits */
     uint64_t holds[HOLDS]; /* plans after which somebody still waited, by what for */
 };
 
