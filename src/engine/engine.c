@@ -597,6 +597,7 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .recomputed_tokens = atomic_load(&p->recomputed_tokens),
         .prefix_blocks = atomic_load(&p->prefix_blocks),
         .prefix_pinned = atomic_load(&p->prefix_pinned),
+        .flooding = atomic_load(&p->flooding),
         .prefix_evictions = atomic_load(&p->prefix_evictions),
         .late_mallocs = atomic_load(&e->late_mallocs),
     };

@@ -110,6 +110,7 @@ struct engine_stats {
     uint32_t prefix_blocks; /* entries of the prefix index, in use or kept for later prompts */
     uint64_t prefix_evictions;
     uint32_t prefix_pinned; /* of prefix_blocks */
+    uint32_t flooding;      /* tenants held back for the others' sake (sched/sched.h) */
     uint64_t kv_held_ns,
         kv_wasted_ns;  /* time with KV in use; of it, by the share of places that held no token */
     int64_t window_ns; /* admission window as last decided (sched/window.h) */

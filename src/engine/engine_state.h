@@ -76,7 +76,7 @@ struct published {
     _Atomic uint32_t kv_blocks_total, kv_blocks_used;
     _Atomic uint64_t step_rows_sum, step_ns_sum, host_ns_sum;
     _Atomic uint64_t preemptions, recomputed_tokens, prefix_evictions;
-    _Atomic uint32_t prefix_blocks, prefix_pinned;
+    _Atomic uint32_t prefix_blocks, prefix_pinned, flooding;
     _Atomic uint64_t kv_held_ns, kv_wasted_ns;
     _Atomic int64_t window_ns;
     _Atomic uint32_t arrivals_per_ks;

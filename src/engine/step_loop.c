@@ -346,6 +346,8 @@ void step_loop_publish(struct engine *e)
     e->totals.prefix_pinned = counts.prefix_pinned;
     PUBLISH(prefix_blocks);
     PUBLISH(prefix_pinned);
+    e->totals.flooding = counts.flooding;
+    PUBLISH(flooding);
     PUBLISH(prefix_evictions);
     e->totals.kv_held_ns = counts.kv_held_ns;
     e->totals.kv_wasted_ns = counts.kv_wasted_ns;

@@ -197,6 +197,8 @@ static void put_engine(struct buf *out, const struct engine_stats *e)
            e->seqs_waiting);
     single(out, "requests_blocked", "gauge", "Sequences whose client does not read.",
            e->seqs_blocked);
+    single(out, "flooding_keys", "gauge",
+           "API keys held back because they take much more than their share.", e->flooding);
     family(out, "kv_cache_usage_ratio", "gauge", "Share of KV blocks that sequences hold.");
     buf_printf(out, "inferd_kv_cache_usage_ratio %.6f\n",
                e->kv_blocks_total ? (double)e->kv_blocks_used / e->kv_blocks_total : 0.0);

@@ -6,6 +6,7 @@
  * alone:
  *     prompts   no chunk beside a prompt of another tenant; else PROMPT_PART of that time in a step, but a block of tokens at least
  *     answers   no more sequences than together add ANSWER_PART of it, but one at least
+ * Where a step would be empty (all that the tenant has wait for their readers) whoever waits may start.
  * One that floods no longer has more than its share, so none starves: held back, it falls under the bound after a while. */
 #include <math.h>
 
@@ -16,7 +17,7 @@ static const int64_t FORGET_NS = INT64_C(30000000000);
 static const double MEMORY_NS = 10e9; /* of rates */
 static const double NEWS = 1.0 / 32;  /* weight of the latest in the means */
 /* A first token waits for half of the step that runs, for one that is planned and for its own: prompts lengthen the first two, answers all. */
-static const double PROMPT_PART = 0.08, ANSWER_PART = 0.05;
+static const double PROMPT_PART = 0.07, ANSWER_PART = 0.04;
 
 static void approach(double *mean, double value)
 {
@@ -97,7 +98,7 @@ void flood_begin_step(struct sched *sched)
         mark(sched, fade(sched, exp(-elapsed_ns / MEMORY_NS)));
     }
     flood->others_prompts = false;
-    flood->closed = false;
+    flood->closed = flood->idle = false;
     if (flood->count == 0) return;
     cost_model_weights(&sched->cost, &step_ns, &flood->row_ns, &flood->pair_ns);
     first_ns = first_token_ns(sched, flood->row_ns, flood->pair_ns, step_ns);
@@ -123,7 +124,7 @@ bool flood_may_start(const struct sched *sched, const struct account *account)
     const struct flood *flood = &sched->flood;
     double each;
 
-    if (!is_bounded(sched, account)) return true;
+    if (!is_bounded(sched, account) || flood->idle) return true;
     if (flood->closed || flood->others_prompts) return false;
     if (!flood->whole && flood->prompts_left_ns < FLOOD_CHUNK * flood->row_ns) return false;
     each = flood->row_ns + flood->pair_ns * account->context;

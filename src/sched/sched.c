@@ -552,6 +552,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
         plan_admissions(&p);
         sched->flood.closed = false;
         plan_chunks(&p, true);
+        sched->flood.idle = step->row_count == 0;
     }
     plan_admissions(&p);
     survey(sched);
@@ -598,6 +599,7 @@ struct sched_counts sched_counts(const struct sched *sched)
         .waiting = sched->counts[SEQ_WAITING],
         .running = sched->counts[SEQ_RUNNING],
         .blocked = sched->counts[SEQ_BLOCKED],
+        .flooding = sched->flood.count,
         .leaving = sched->counts[SEQ_LEAVING],
         .ending = sched->counts[SEQ_ENDING],
         .preemptions = sched->preemptions,

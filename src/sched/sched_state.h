@@ -28,6 +28,7 @@ struct flood {
     bool whole;          /* nothing of prompts_left_ns has been used */
     bool others_prompts; /* others have chunks of prompts in it */
     bool closed;         /* the others come first */
+    bool idle;           /* the step is empty: whoever wants may fill it */
 };
 
 /* What blocks in use hold, and for how long: the time mean of (places - tokens) / places. */

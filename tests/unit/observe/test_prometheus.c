@@ -68,6 +68,7 @@ TEST(scheduler_numbers_are_shown)
                              .prefix_blocks = 17,
                              .prefix_evictions = 5,
                              .prefix_pinned = 4,
+                             .flooding = 2,
                              .kv_held_ns = 4000000000,
                              .kv_wasted_ns = 100000000,
                              .window_ns = 1500000,
@@ -83,6 +84,7 @@ TEST(scheduler_numbers_are_shown)
     EXPECT_EQ(value_of(text, "admission_held_steps_total{reason=\"slots\"}"), 2);
     EXPECT_EQ(value_of(text, "admission_held_steps_total{reason=\"turn\"}"), 5);
     EXPECT_EQ(value_of(text, "prefix_cache_pinned_blocks"), 4);
+    EXPECT_EQ(value_of(text, "flooding_keys"), 2);
     EXPECT_EQ(value_of(text, "prefix_cache_evictions_total"), 5);
     EXPECT_NEAR(value_of(text, "kv_waste_ratio"), 0.025, 1e-9);
     EXPECT_NEAR(value_of(text, "kv_wasted_seconds_total"), 0.1, 1e-9);

@@ -34,7 +34,7 @@ struct world {
     struct sched *sched;
     struct model models[SEQS];
     struct model *slots[SLOTS]; /* who has it, as the steps told */
-    bool shares;
+    bool shares, floods;
     struct cell {
         int32_t token;
         uint32_t position; /* + 1; 0: nothing written */
@@ -44,7 +44,7 @@ struct world {
     struct sched_step flights[FLIGHTS];
     struct sched_entry entries[FLIGHTS][SLOTS];
     uint64_t planned_no, done_no;
-    uint64_t steps, rows, finished, blocked, cached, preempted, pinned;
+    uint64_t steps, rows, finished, blocked, cached, preempted, pinned, flooded;
 };
 
 static struct model *model_of(struct sequence *seq)
@@ -124,7 +124,9 @@ static void add(struct world *w)
         .credit = &m->credit,
         .pin_tokens = test_rand_below(3) ? 0 : test_rand_below(CONTEXT),
         .pin_s = test_rand_below(3),
-        .tenant = w->shares ? test_rand_below(3) : 7,
+        .tenant = w->floods   ? test_rand_below(12) < 11
+                  : w->shares ? test_rand_below(3)
+                              : 7,
     };
     if (m->seq.max_new > CONTEXT - m->seq.prompt_count)
         m->seq.max_new = CONTEXT - m->seq.prompt_count;
@@ -461,6 +463,7 @@ static void random_operation(struct world *w)
     sched_check(w->sched);
     w->blocked += sched_counts(w->sched).blocked > 0;
     w->pinned += sched_counts(w->sched).prefix_pinned > 0;
+    w->flooded += sched_counts(w->sched).flooding > 0;
 }
 
 /* With credit for all, everything that is there ends within a bound. */
@@ -481,16 +484,18 @@ static void run_dry(struct world *w)
     EXPECT_EQ(counts.kv_blocks_used, 0);
 }
 
-static void run(uint32_t rows, uint32_t logits, bool shares, long operations)
+static void run(uint32_t rows, uint32_t logits, bool shares, bool floods, long operations)
 {
     struct world *w = calloc(1, sizeof *w);
 
     world_init(w, rows, logits, shares);
+    w->floods = floods;
     for (long i = 0; i < operations; i++)
         random_operation(w);
     run_dry(w);
     EXPECT_TRUE(shares == (w->cached > 0) && shares == (w->pinned > 0));
     EXPECT_TRUE(w->preempted > 0);
+    if (floods) EXPECT_TRUE(w->flooded > (uint64_t)operations / 10);
     EXPECT_TRUE(w->finished > (uint64_t)operations / 1000 && w->blocked > 0);
     world_fini(w);
     free(w);
@@ -498,22 +503,28 @@ static void run(uint32_t rows, uint32_t logits, bool shares, long operations)
 
 TEST(random_operations_agree_with_the_model)
 {
-    run(64, 64, false, test_long() ? 3000000 : 60000);
+    run(64, 64, false, false, test_long() ? 3000000 : 60000);
 }
 
 TEST(random_operations_with_few_rows)
 {
-    run(4, 64, false, test_long() ? 2000000 : 40000);
+    run(4, 64, false, false, test_long() ? 2000000 : 40000);
 }
 
 TEST(random_operations_with_few_logits)
 {
-    run(40, 2, false, test_long() ? 2000000 : 40000);
+    run(40, 2, false, false, test_long() ? 2000000 : 40000);
 }
 
 TEST(random_operations_with_shared_prefixes_and_a_window)
 {
-    run(64, 64, true, test_long() ? 3000000 : 60000);
+    run(64, 64, true, false, test_long() ? 3000000 : 60000);
+}
+
+/* Two tenants, one with most of the sequences. */
+TEST(random_operations_under_a_flood)
+{
+    run(64, 64, true, true, test_long() ? 2000000 : 40000);
 }
 
 TEST(what_can_never_fit_is_refused)
