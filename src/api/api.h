@@ -36,9 +36,10 @@ struct api_model {
     uint32_t bias_max;       /* logit_bias entries of a request: device_limits.bias_max */
     uint32_t sequences_max;  /* prompts times best_of of a request (512) */
     const char
-        *fingerprint;   /* system_fingerprint: changes with model, quantisation, sampling code */
-    bool no_logits;     /* the null device: logprobs, echo and best_of above n are refused */
-    bool trust_content; /* operator's choice: special tokens are read inside user text too */
+        *fingerprint;     /* system_fingerprint: changes with model, quantisation, sampling code */
+    bool no_logits;       /* the null device: logprobs, echo and best_of above n are refused */
+    bool request_metrics; /* operator's choice: every answer has vLLM's `metrics` */
+    bool trust_content;   /* operator's choice: special tokens are read inside user text too */
     uint32_t token_bytes_max; /* the longest token, by api_model_prepare; 0: not known */
 };
 
@@ -63,15 +64,29 @@ bool api_refuse(struct api_fault *fault, unsigned http_status, const char *code,
 /* {"error":{...}}, the four members of section 4.1. */
 void api_fault_body(const struct api_fault *fault, struct buf *out);
 
+/* 404 model_not_found for a name that is none of the served ones. */
+bool api_unknown_model(const struct api_model *model, struct slice name, struct api_fault *fault);
+
 /* --- opening a request --- */
 
 enum api_route { API_CHAT, API_COMPLETIONS, API_TOKENIZE, API_DETOKENIZE };
 enum api_state { API_READY, API_LOADING, API_DRAINING };
 enum api_kind { API_BODY, API_FAULT, API_GENERATE };
 
+/* What the operator allows of a request, below what the contract does. 0: the contract's own limit. */
+struct api_limits {
+    uint32_t prompt_tokens; /* of one prompt */
+    uint32_t choices;       /* n and best_of */
+    uint32_t stop_strings;
+    uint32_t biases; /* logit_bias entries */
+};
+
 struct api_client {
     uint64_t tenant;     /* hash of the API key, 0 without */
     int64_t received_ns; /* CLOCK_MONOTONIC: the whole request had been read */
+    struct api_limits limits;
+    uint64_t message_id;    /* api_proto_open: the Request's id, which each Response carries */
+    const char *request_id; /* api_proto_open: for Started; borrowed during the call */
 };
 
 struct api_stream; /* opaque: what an answer needs to be made; one request */
@@ -120,7 +135,59 @@ void api_stream_fail(struct api_stream *stream, const struct api_fault *fault, s
 /* For the log and the counters, final once done: "stop", "length", "error" of the first choice; sampled tokens kept. */
 const char *api_stream_outcome(const struct api_stream *stream);
 uint32_t api_stream_completion_tokens(const struct api_stream *stream);
-void api_stream_destroy(struct api_stream *stream); /* takes NULL */
+uint32_t
+api_stream_longest_choice(const struct api_stream *stream); /* of them, the most of one choice */
+uint32_t api_stream_n(const struct api_stream *stream); /* choices that each prompt's answer has */
+const char *
+api_stream_error_code(const struct api_stream *stream); /* of outcome "error"; NULL without */
+void api_stream_destroy(struct api_stream *stream);     /* takes NULL */
+
+/* Appends the text of a prompt as the model sees it, special tokens and all. For logs. */
+enum status api_prompt_text(const struct api_model *model, const struct request *request,
+                            uint32_t prompt, struct buf *out);
+
+/* --- ZeroMQ's messages: proto/inferd.proto --- */
+
+enum api_message {
+    API_MESSAGE_NONE, /* a Request of a kind that this version does not know */
+    API_MESSAGE_GENERATE,
+    API_MESSAGE_TOKENIZE,
+    API_MESSAGE_DETOKENIZE,
+    API_MESSAGE_CANCEL,
+    API_MESSAGE_HEALTH,
+    API_MESSAGE_MODEL_INFO,
+    API_MESSAGE_LOAD_REPORT,
+    API_MESSAGES
+};
+/* The outer fields of a Request; slices are borrowed from the message. */
+struct api_head {
+    enum api_message kind;
+    uint64_t id;
+    struct slice api_key, request_id; /* ptr NULL: absent */
+    uint64_t cancel_id;               /* API_MESSAGE_CANCEL: which request */
+};
+/* Walks the outer fields alone: O(fields), nothing is copied. False: no Request (*out holds what was read before). */
+bool api_proto_head(struct slice message, struct api_head *out);
+/* As api_open, of a Request of the first three kinds; bodies and events are Responses, each as a field of a Batch, so that
+ * they may be put one behind the other. The stream of such a request says at once that it has begun (api_stream_begin). */
+void api_proto_open(const struct api_model *model, enum api_state state, struct slice message,
+                    const struct api_client *client, struct api_answer *out);
+/* Appends the Response that ends request `id`. */
+void api_proto_error(uint64_t id, const struct api_fault *fault, struct buf *out);
+void api_proto_cancel(uint64_t id, bool found, struct buf *out);
+void api_proto_model(uint64_t id, const struct api_model *model, struct buf *out);
+struct api_health {
+    enum { API_HEALTH_LOADING = 1, API_HEALTH_READY, API_HEALTH_DRAINING, API_HEALTH_FAILED } state;
+    const char *reason, *version; /* reason: NULL but for API_HEALTH_FAILED */
+};
+void api_proto_health(uint64_t id, const struct api_health *health, struct buf *out);
+struct api_load {
+    uint32_t seqs_running, seqs_waiting, seqs_blocked, kv_blocks_total, kv_blocks_used,
+        requests_open;
+    uint64_t prompt_tokens, generation_tokens, cached_tokens, requests_finished, requests_rejected,
+        preemptions, steps;
+};
+void api_proto_load(uint64_t id, const struct api_load *load, struct buf *out);
 
 /* --- other bodies --- */
 

@@ -13,6 +13,20 @@ void api_model_prepare(struct api_model *model)
     }
 }
 
+/* A name with a NUL byte would end there in the sentence, and might read like one that is served. */
+bool api_unknown_model(const struct api_model *model, struct slice name, struct api_fault *fault)
+{
+    char shown[201];
+    size_t len = name.len < 200 ? name.len : 200;
+
+    for (size_t i = 0; i < len; i++)
+        shown[i] = name.ptr[i] ? name.ptr[i] : '?';
+    shown[len] = '\0';
+    return api_refuse(fault, 404, "model_not_found", "model",
+                      "The model '%s' is not served here; this server has '%s'.", shown,
+                      model->names[0]);
+}
+
 static void put_model(const struct api_model *model, const char *name, struct buf *out)
 {
     buf_append_str(out, "{\"id\":");
@@ -41,7 +55,5 @@ bool api_model_body(const struct api_model *model, struct slice name, struct buf
             put_model(model, model->names[i], out);
             return true;
         }
-    return api_refuse(fault, 404, "model_not_found", "model",
-                      "The model '%.*s' is not served here; this server has '%s'.",
-                      (int)(name.len < 200 ? name.len : 200), name.ptr, model->names[0]);
+    return api_unknown_model(model, name, fault);
 }

@@ -6,6 +6,7 @@
 
 #include "api/api.h"
 #include "api/messages.h"
+#include "api/open.h"
 #include "api/openai_completions.h"
 #include "api/openai_tokenize.h"
 #include "api/stream.h"
@@ -27,11 +28,13 @@ struct draft {
     const struct api_model *model;
     enum api_route route;
     const json_t *body;
+    const struct open_message *message; /* NULL: HTTP */
     const struct api_client *client;
     struct params params;
     struct messages messages;
     struct prompts prompts; /* of chat too: one list */
     struct api_fault *fault;
+    int64_t opened_ns; /* when a text thread took it up */
 };
 
 static bool no_memory(struct api_fault *fault)
@@ -59,7 +62,7 @@ static bool parse_body(struct slice text, json_t **out, struct api_fault *fault)
                       params_type_name(*out));
 }
 
-static bool check_state(enum api_state state, enum api_route route, struct api_fault *fault)
+bool open_state(enum api_state state, enum api_route route, struct api_fault *fault)
 {
     if (state == API_LOADING)
         return api_refuse(fault, 503, "model_loading", NULL, "The model is still loading.");
@@ -166,7 +169,14 @@ static bool check_context(struct draft *d)
     const uint64_t context = d->model->context_tokens, longest = longest_prompt(d);
     struct params *p = &d->params;
     bool scores_only = p->max_tokens == 0;
+    uint32_t allowed = d->client->limits.prompt_tokens;
 
+    if (allowed && longest > allowed)
+        return api_refuse(d->fault, 400, "context_length_exceeded",
+                          d->route == API_CHAT ? "messages" : "prompt",
+                          "A prompt may have at most %u tokens on this server; yours has %" PRIu64
+                          ". Please shorten it.",
+                          allowed, longest);
     if (longest > context || (longest == context && !scores_only))
         return api_refuse(d->fault, 400, "context_length_exceeded",
                           d->route == API_CHAT ? "messages" : "prompt",
@@ -347,9 +357,15 @@ static bool fill_request(struct request *r, struct draft *d)
     r->want_logprobs = p->logprobs || p->best_of > p->n;
     r->top_logprobs = (uint32_t)p->top_logprobs;
     r->tenant = d->client->tenant;
+    r->priority = (int32_t)-p->priority; /* the engine's: larger first */
     r->pin_s = (uint32_t)p->prefix_ttl;
     r->pin_tokens = p->prefix_tokens < UINT32_MAX ? (uint32_t)p->prefix_tokens : UINT32_MAX;
     r->times.received_ns = d->client->received_ns;
+    if (d->message) {
+        r->priority = d->message->priority;
+        r->cache_salt = d->message->cache_salt;
+        if (d->message->timeout_ns) r->deadline_ns = r->times.received_ns + d->message->timeout_ns;
+    }
     if (!fill_prompts(r, d) || !fill_scores(r, d) || !fill_biases(r, d) || !fill_stop_ids(r, d))
         return no_memory(d->fault);
     if (!check_stop_ids(d, r)) return false;
@@ -384,6 +400,12 @@ static bool make_answer(struct draft *d, struct api_answer *out)
     if (!out->request) return no_memory(d->fault);
     if (!fill_request(out->request, d)) return false;
     out->stream = stream_create(d->model, d->route, &d->params, out->request, continues);
+    if (out->stream && d->message) {
+        out->stream->writer = &stream_proto_writer;
+        out->stream->message_id = d->client->message_id;
+        snprintf(out->stream->request_id, sizeof out->stream->request_id, "%s",
+                 d->client->request_id ? d->client->request_id : "");
+    }
     if (!out->stream || !fill_echoes(out->stream, d) || stream_start(out->stream))
         return no_memory(d->fault);
     out->request->times.tokenized_ns = clock_mono_ns();
@@ -391,29 +413,45 @@ static bool make_answer(struct draft *d, struct api_answer *out)
     return true;
 }
 
+static bool read_prompts(struct draft *d)
+{
+    if (d->route == API_CHAT) return encode_chat(d);
+    if (d->message && d->message->list_count)
+        return prompts_take(d->model, d->message->lists, d->message->list_count, &d->prompts,
+                            d->fault);
+    return prompts_read(d->model, d->body, d->params.add_special, &d->prompts, d->fault);
+}
+
 static bool generate(struct draft *d, struct api_answer *out)
 {
-    int64_t parsed_ns = clock_mono_ns();
     bool chat = d->route == API_CHAT;
 
     if (chat && !messages_read(d->body, false, &d->messages, d->fault)) return false;
     if (!params_read(d->model, d->route, d->body, &d->params, d->fault)) return false;
+    if (!params_limits(&d->client->limits, &d->params, d->fault)) return false;
     if (!check_text_size(d)) return false;
-    if (chat ? !encode_chat(d)
-             : !prompts_read(d->model, d->body, d->params.add_special, &d->prompts, d->fault))
-        return false;
+    int64_t parsed_ns = clock_mono_ns();
+    if (!read_prompts(d)) return false;
     if (!check_counts(d) || !params_model(d->model, d->body, d->fault)) return false;
     truncate_prompts(d);
     if (!check_context(d) || !make_answer(d, out)) return false;
+    out->request->times.opened_ns = d->opened_ns;
     out->request->times.parsed_ns = parsed_ns;
+    out->request->times.rendered_ns = d->messages.rendered_ns;
     return true;
 }
 
-static void open_generation(const struct api_model *model, enum api_route route, const json_t *body,
-                            const struct api_client *client, struct api_answer *out)
+void open_generation(const struct api_model *model, enum api_route route, const json_t *body,
+                     const struct open_message *message, const struct api_client *client,
+                     int64_t opened_ns, struct api_answer *out)
 {
-    struct draft d = {
-        .model = model, .route = route, .body = body, .client = client, .fault = &out->fault};
+    struct draft d = {.model = model,
+                      .route = route,
+                      .body = body,
+                      .message = message,
+                      .client = client,
+                      .fault = &out->fault,
+                      .opened_ns = opened_ns};
 
     if (!generate(&d, out)) {
         api_stream_destroy(out->stream);
@@ -428,13 +466,14 @@ static void open_generation(const struct api_model *model, enum api_route route,
 void api_open(const struct api_model *model, enum api_route route, enum api_state state,
               struct slice body, const struct api_client *client, struct api_answer *out)
 {
+    int64_t opened_ns = clock_mono_ns();
     json_t *tree = NULL;
 
     *out = (struct api_answer){.kind = API_FAULT};
     buf_init(&out->body, 0);
-    if (parse_body(body, &tree, &out->fault) && check_state(state, route, &out->fault)) {
+    if (parse_body(body, &tree, &out->fault) && open_state(state, route, &out->fault)) {
         if (route == API_CHAT || route == API_COMPLETIONS)
-            open_generation(model, route, tree, client, out);
+            open_generation(model, route, tree, NULL, client, opened_ns, out);
         else if (route == API_TOKENIZE ? tokenize_answer(model, tree, &out->body, &out->fault)
                                        : detokenize_answer(model, tree, &out->body, &out->fault))
             out->kind = API_BODY;

@@ -241,7 +241,7 @@ void messages_fini(struct messages *messages)
     *messages = (struct messages){0};
 }
 
-bool messages_encode(const struct api_model *model, const struct messages *messages,
+bool messages_encode(const struct api_model *model, struct messages *messages,
                      struct token_list *ids, struct api_fault *fault)
 {
     struct chat_request request = {.messages = messages->list,
@@ -253,7 +253,8 @@ bool messages_encode(const struct api_model *model, const struct messages *messa
                                    .continue_final_message = messages->continue_final,
                                    .add_special_tokens = messages->add_special,
                                    .trust_content = model->trust_content,
-                                   .now = clock_wall_s()};
+                                   .now = clock_wall_s(),
+                                   .rendered_ns = &messages->rendered_ns};
     struct error err = {0};
     enum status st = chat_encode(model->chat, &request, ids, NULL, &err);
 

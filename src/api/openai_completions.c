@@ -113,6 +113,41 @@ bool prompts_read(const struct api_model *model, const json_t *body, bool add_sp
     return refuse_form(fault, "prompt[0]", first);
 }
 
+static bool take_list(const struct api_model *model, const struct open_ids *ids, size_t number,
+                      struct prompts *out, struct api_fault *fault)
+{
+    struct token_list *list = &out->lists[out->count++];
+    char path[PARAM_PATH];
+
+    params_path(path, "prompt_ids[%zu]", number);
+    if (!ids->count) return refuse_empty(fault, path);
+    list->ids = malloc(ids->count * sizeof *list->ids);
+    if (!list->ids) return no_memory(fault);
+    list->cap = ids->count;
+    for (size_t i = 0; i < ids->count; i++) {
+        if (ids->ids[i] < 0 || (uint32_t)ids->ids[i] >= model->vocab_size)
+            return api_refuse(fault, 400, "invalid_value", path,
+                              "A token id must be from 0 to %u, not %d.", model->vocab_size - 1,
+                              ids->ids[i]);
+        list->ids[list->count++] = ids->ids[i];
+    }
+    return true;
+}
+
+bool prompts_take(const struct api_model *model, const struct open_ids *lists, size_t count,
+                  struct prompts *out, struct api_fault *fault)
+{
+    *out = (struct prompts){0};
+    if (count > model->sequences_max)
+        return api_refuse(fault, 400, "invalid_value", "prompt_ids",
+                          "prompt_ids may have at most %u prompts; it has %zu.",
+                          model->sequences_max, count);
+    if (!make_room(out, count, fault)) return false;
+    for (size_t i = 0; i < count; i++)
+        if (!take_list(model, &lists[i], i, out, fault)) return false;
+    return true;
+}
+
 void prompts_fini(struct prompts *prompts)
 {
     for (uint32_t i = 0; prompts->lists && i < prompts->count; i++)

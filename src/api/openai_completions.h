@@ -1,6 +1,7 @@
 /* openai_completions.h - the prompts of POST /v1/completions: docs/api.md section 9. */
 #pragma once
 
+#include "api/open.h"
 #include "api/params.h"
 #include "text/tokenizer.h"
 
@@ -13,5 +14,8 @@ struct prompts {
 
 /* Reads `prompt` in its four forms and tokenises text. False: *fault. */
 bool prompts_read(const struct api_model *model, const json_t *body, bool add_special,
+                  struct prompts *out, struct api_fault *fault);
+/* The same from lists of ids. */
+bool prompts_take(const struct api_model *model, const struct open_ids *lists, size_t count,
                   struct prompts *out, struct api_fault *fault);
 void prompts_fini(struct prompts *prompts);

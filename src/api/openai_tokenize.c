@@ -62,20 +62,28 @@ static void put_token_strings(const struct api_model *model, const struct token_
     buf_fini(&text);
 }
 
-bool tokenize_answer(const struct api_model *model, const json_t *body, struct buf *out,
-                     struct api_fault *fault)
+bool tokenize_ids(const struct api_model *model, const json_t *body, struct token_list *ids,
+                  struct api_fault *fault)
 {
     bool has_prompt = params_field(body, "prompt") != NULL;
-    bool has_messages = params_field(body, "messages") != NULL, strings = false, ok;
-    struct token_list ids = {0};
+    bool has_messages = params_field(body, "messages") != NULL;
 
     if (has_prompt == has_messages)
         return api_refuse(fault, 400, has_prompt ? "invalid_value" : "missing_required_parameter",
                           "prompt", "Give either prompt or messages, and not both.");
-    if (!params_bool(body, "return_token_strs", &strings, fault)) return false;
-    ok = (has_prompt ? encode_prompt(model, body, &ids, fault)
-                     : encode_messages(model, body, &ids, fault)) &&
-         params_model(model, body, fault);
+    return (has_prompt ? encode_prompt(model, body, ids, fault)
+                       : encode_messages(model, body, ids, fault)) &&
+           params_model(model, body, fault);
+}
+
+bool tokenize_answer(const struct api_model *model, const json_t *body, struct buf *out,
+                     struct api_fault *fault)
+{
+    bool strings = false, ok;
+    struct token_list ids = {0};
+
+    ok = params_bool(body, "return_token_strs", &strings, fault) &&
+         tokenize_ids(model, body, &ids, fault);
     if (ok) {
         buf_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":", ids.count,
                    model->context_tokens);

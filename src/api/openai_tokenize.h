@@ -2,9 +2,13 @@
 #pragma once
 
 #include "api/params.h"
+#include "text/tokenizer.h"
 
 /* Appends the JSON of a 200. False: *fault. */
 bool tokenize_answer(const struct api_model *model, const json_t *body, struct buf *out,
                      struct api_fault *fault);
 bool detokenize_answer(const struct api_model *model, const json_t *body, struct buf *out,
                        struct api_fault *fault);
+/* The ids of a body's prompt or messages: what tokenize_answer answers. */
+bool tokenize_ids(const struct api_model *model, const json_t *body, struct token_list *ids,
+                  struct api_fault *fault);

@@ -129,9 +129,7 @@ bool params_model(const struct api_model *model, const json_t *body, struct api_
 
     for (uint32_t i = 0; i < model->name_count; i++)
         if (slice_eq(name, slice_str(model->names[i]))) return true;
-    return api_refuse(fault, 404, "model_not_found", "model",
-                      "The model '%.*s' is not served here; this server has '%s'.",
-                      (int)(name.len < 200 ? name.len : 200), name.ptr, model->names[0]);
+    return api_unknown_model(model, name, fault);
 }
 
 bool params_text_fits(const struct api_model *model, uint64_t bytes, const char *param,
@@ -171,7 +169,6 @@ static const struct {
     {"structured_outputs", NULL, 3},
     {"use_beam_search", "false", 3},
     {"length_penalty", "1", 3},
-    {"priority", "0", 3},
     {"logprob_token_ids", NULL, 3},
     {"suffix", "\"\"", 1 << API_COMPLETIONS},
     {"tools", NULL, 1 << API_CHAT},
@@ -495,12 +492,41 @@ bool params_read(const struct api_model *model, enum api_route route, const json
            params_bool(body, "skip_special_tokens", &out->skip_special, fault) &&
            params_bool(body, "return_token_ids", &out->return_token_ids, fault) &&
            params_bool(body, "return_timings", &out->return_timings, fault) &&
+           params_int(body, "priority", -INT32_MAX, INT32_MAX, &out->priority, fault) &&
            params_int(body, "prefix_ttl", 0, 86400, &out->prefix_ttl, fault) &&
            params_int(body, "prefix_tokens", 1, INT64_MAX, &out->prefix_tokens, fault) &&
            params_bool(body, "timings_per_token", &out->timings_per_token, fault) &&
+           params_bool(body, "include_metrics", &out->include_metrics, fault) &&
            params_bool(body, "return_tokens_as_token_ids", &out->tokens_as_ids, fault) &&
            params_bool(body, "add_special_tokens", &out->add_special, fault) &&
            params_int(body, "truncate_prompt_tokens", 1, INT64_MAX, &out->truncate_prompt_tokens,
                       fault) &&
            refuse_without_logits(model, out, fault);
+}
+
+/* --- the operator's limits --- */
+
+static bool within(uint64_t count, uint32_t limit, const char *field, const char *what,
+                   struct api_fault *fault)
+{
+    return !limit || count <= limit ||
+           api_refuse(fault, 400, "invalid_value", field,
+                      "%s may have at most %u%s on this server; here it is %llu.", field, limit,
+                      what, (unsigned long long)count);
+}
+
+bool params_limits(const struct api_limits *limits, const struct params *p, struct api_fault *fault)
+{
+    uint64_t stops = json_is_array(p->stop) ? json_array_size(p->stop) : p->stop != NULL;
+
+    if (limits->choices && p->n > limits->choices)
+        return api_refuse(fault, 400, "invalid_value", "n",
+                          "n may be at most %u on this server; here it is %lld.", limits->choices,
+                          (long long)p->n);
+    if (limits->choices && p->best_of > limits->choices)
+        return api_refuse(fault, 400, "invalid_value", "best_of",
+                          "best_of may be at most %u on this server; here it is %lld.",
+                          limits->choices, (long long)p->best_of);
+    return within(stops, limits->stop_strings, "stop", " strings", fault) &&
+           within(json_object_size(p->logit_bias), limits->biases, "logit_bias", " entries", fault);
 }

@@ -15,11 +15,13 @@ struct params {
     int64_t min_tokens, n, best_of, top_k, truncate_prompt_tokens, seed;
     bool seed_given;
     int64_t prefix_ttl, prefix_tokens;
+    int64_t priority; /* smaller first, as in vLLM */
     double temperature, top_p, min_p;
     double presence_penalty, frequency_penalty, repetition_penalty;
     bool stream, include_usage;
     bool include_stop, ignore_eos, skip_special;
-    bool return_token_ids, tokens_as_ids, add_special, return_timings, timings_per_token;
+    bool return_token_ids, tokens_as_ids, add_special, return_timings, timings_per_token,
+        include_metrics;
     bool echo;
     bool logprobs;                                    /* wanted */
     int64_t top_logprobs;                             /* 0..20 */
@@ -30,6 +32,10 @@ struct params {
  * False: *fault is filled. */
 bool params_read(const struct api_model *model, enum api_route route, const json_t *body,
                  struct params *out, struct api_fault *fault);
+
+/* Holds what was read against the operator's limits. False: *fault names the field. */
+bool params_limits(const struct api_limits *limits, const struct params *params,
+                   struct api_fault *fault);
 
 /* A path below a field ("messages[3].content"), cut to fit; returns out. */
 enum { PARAM_PATH = 96 };

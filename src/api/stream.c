@@ -50,6 +50,7 @@ struct api_stream *stream_create(const struct api_model *model, enum api_route r
     if (!s) return NULL;
     request_ref(request);
     *s = (struct api_stream){.model = model,
+                             .writer = &stream_json_writer,
                              .request = request,
                              .route = route,
                              .created = clock_wall_s(),
@@ -64,6 +65,7 @@ struct api_stream *stream_create(const struct api_model *model, enum api_route r
                              .logprobs = params->logprobs,
                              .return_ids = params->return_token_ids,
                              .timings = params->return_timings || params->timings_per_token,
+                             .metrics = params->include_metrics || model->request_metrics,
                              .ids_as_tokens = params->tokens_as_ids,
                              .include_stop = params->include_stop,
                              .skip_special = params->skip_special,
@@ -92,7 +94,7 @@ enum status stream_start(struct api_stream *s)
         s->choices[c].text_chars = s->echoes[c / s->best_of].chars;
         s->choices[c].echo_due = true;
     }
-    stream_make_head(s);
+    s->writer->start(s);
     return buf_status(&s->head);
 }
 
@@ -173,7 +175,7 @@ static void release_entries(struct api_stream *s, struct choice *choice, bool al
 
     while (done < choice->waiting_count &&
            (all || choice->waiting[done].needs <= choice->released_bytes))
-        stream_put_entry(s, choice, &choice->waiting[done++]);
+        s->writer->entry(s, choice, &choice->waiting[done++]);
     if (!done) return;
     choice->waiting_count -= done;
     memmove(choice->waiting, choice->waiting + done,
@@ -379,10 +381,9 @@ bool api_stream_done(const struct api_stream *s)
 
 void api_stream_begin(struct api_stream *s, struct buf *out)
 {
-    for (uint32_t c = 0; s->sse && c < s->choice_count; c++) {
-        if (s->route == API_CHAT) stream_put_role(s, c, out);
-        if (s->echo && !s->logprobs) stream_put_echo(s, c, out);
-    }
+    s->writer->begin(s, out);
+    for (uint32_t c = 0; s->sse && s->echo && !s->logprobs && c < s->choice_count; c++)
+        s->writer->echo(s, c, out);
 }
 
 static void flush_choice(struct api_stream *s, uint32_t c, struct buf *out)
@@ -392,21 +393,14 @@ static void flush_choice(struct api_stream *s, uint32_t c, struct buf *out)
 
     if (choice->echo_due) {
         if (!s->echoes[c / s->best_of].scored) return; /* its text comes first */
-        stream_put_echo(s, c, out);
+        s->writer->echo(s, c, out);
     }
     if (choice->released.len || choice->logprobs.count || (choice->ids.count && !ends))
-        stream_put_delta(s, c, out);
+        s->writer->delta(s, c, out);
     if (ends && !choice->finish_sent) {
-        stream_put_finish(s, c, out);
+        s->writer->finish(s, c, out);
         choice->finish_sent = true;
     }
-}
-
-static void put_error(const struct api_fault *fault, struct buf *out)
-{
-    buf_append_str(out, "data: ");
-    api_fault_body(fault, out);
-    buf_append_str(out, "\n\ndata: [DONE]\n\n");
 }
 
 void api_stream_flush(struct api_stream *s, struct buf *out)
@@ -420,9 +414,9 @@ void api_stream_flush(struct api_stream *s, struct buf *out)
     if (!api_stream_done(s)) return;
     s->closed = true;
     if (s->fault.http_status)
-        put_error(&s->fault, out);
+        s->writer->error(s, &s->fault, true, out);
     else
-        stream_put_end(s, out);
+        s->writer->end(s, out);
 }
 
 void api_stream_fail(struct api_stream *s, const struct api_fault *fault, struct buf *out)
@@ -431,19 +425,19 @@ void api_stream_fail(struct api_stream *s, const struct api_fault *fault, struct
     s->fault = *fault;
     if (!s->sse) return;
     s->closed = true;
-    put_error(fault, out);
+    s->writer->error(s, fault, true, out);
 }
 
 unsigned api_stream_answer(struct api_stream *s, struct buf *out, struct api_fault *fault)
 {
     if (!s->fault.http_status) {
-        stream_put_whole(s, out);
+        s->writer->whole(s, out);
         if (!buf_status(out)) return 200;
         fail(s, 503, "service_unavailable", "The server has no memory for this answer.");
         buf_clear(out);
     }
     *fault = s->fault;
-    api_fault_body(fault, out);
+    s->writer->error(s, fault, false, out);
     return fault->http_status;
 }
 
@@ -460,4 +454,31 @@ uint32_t api_stream_completion_tokens(const struct api_stream *s)
     for (uint32_t c = 0; c < s->choice_count; c++)
         tokens += s->choices[c].tokens;
     return tokens;
+}
+
+uint32_t api_stream_longest_choice(const struct api_stream *s)
+{
+    uint32_t tokens = 0;
+
+    for (uint32_t c = 0; c < s->choice_count; c++)
+        if (s->choices[c].tokens > tokens) tokens = s->choices[c].tokens;
+    return tokens;
+}
+
+uint32_t api_stream_n(const struct api_stream *s)
+{
+    return s->n;
+}
+
+const char *api_stream_error_code(const struct api_stream *s)
+{
+    return s->fault.http_status ? s->fault.code : NULL;
+}
+
+enum status api_prompt_text(const struct api_model *model, const struct request *request,
+                            uint32_t prompt, struct buf *out)
+{
+    const struct request_prompt *p = &request->prompts[prompt];
+
+    return tokenizer_decode(model->tokenizer, p->ids, p->count, false, out);
 }

@@ -31,7 +31,7 @@ struct logprob_entry {
 
 /* Entries as JSON. Chat uses `tokens` alone (whole entries); completions has an array in each. Without brackets. */
 struct logprob_json {
-    struct buf tokens, numbers, tops, offsets;
+    struct buf tokens, numbers, tops, offsets; /* proto: tokens holds the entries themselves */
     uint32_t count;
 };
 
@@ -64,14 +64,34 @@ struct echo_text { /* of one prompt */
     bool scored; /* OUTPUT_PROMPT_SCORED has come */
 };
 
+struct api_stream;
+/* How certain text, entries and ends become bytes: JSON (stream_json.c) or ZeroMQ's messages (stream_proto.c). */
+struct stream_writer {
+    void (*start)(struct api_stream *stream); /* once the request is whole */
+    void (*entry)(struct api_stream *stream, struct choice *choice,
+                  const struct logprob_entry *entry);
+    void (*begin)(struct api_stream *stream, struct buf *out); /* before the first token */
+    void (*echo)(struct api_stream *stream, uint32_t c, struct buf *out);
+    void (*delta)(struct api_stream *stream, uint32_t c, struct buf *out);
+    void (*finish)(struct api_stream *stream, uint32_t c, struct buf *out);
+    void (*end)(struct api_stream *stream, struct buf *out); /* usage, [DONE] */
+    void (*whole)(struct api_stream *stream, struct buf *out);
+    void (*error)(const struct api_stream *stream, const struct api_fault *fault, bool event,
+                  struct buf *out);
+};
+extern const struct stream_writer stream_json_writer, stream_proto_writer;
+
 struct api_stream {
     const struct api_model *model;
+    const struct stream_writer *writer;
+    uint64_t message_id;     /* proto */
+    char request_id[132];    /* proto */
     struct request *request; /* a reference */
     enum api_route route;
     int64_t created;
     uint32_t n, best_of, choice_count; /* choice_count: prompts * best_of */
     uint32_t min_tokens, top_logprobs;
-    bool sse, include_usage, echo, logprobs, return_ids, ids_as_tokens, timings;
+    bool sse, include_usage, echo, logprobs, return_ids, ids_as_tokens, timings, metrics;
     bool include_stop, skip_special, ignore_eos, continues;
     struct stop_set *stops; /* NULL: none */
     int32_t *stop_ids;      /* stop_token_ids, [stop_id_count] */
@@ -96,14 +116,11 @@ struct api_stream *stream_create(const struct api_model *model, enum api_route r
 enum status stream_start(struct api_stream *stream);
 
 /* --- stream_json.c --- */
-void stream_make_head(struct api_stream *stream);
-void stream_put_entry(struct api_stream *stream, struct choice *choice,
-                      const struct logprob_entry *entry);
-void stream_put_role(struct api_stream *stream, uint32_t c, struct buf *out);
-void stream_put_echo(struct api_stream *stream, uint32_t c, struct buf *out);
-void stream_put_delta(struct api_stream *stream, uint32_t c, struct buf *out);
-void stream_put_finish(struct api_stream *stream, uint32_t c, struct buf *out);
-void stream_put_end(struct api_stream *stream, struct buf *out); /* usage, [DONE] */
-void stream_put_whole(struct api_stream *stream, struct buf *out);
 /* Text and log probability entries of a prompt's tokens, for echo, as the choice's own. */
 void stream_put_prompt_entries(struct api_stream *stream, uint32_t c);
+/* The index that the client sees: candidates beyond n are never in a stream. */
+uint32_t stream_shown_index(const struct api_stream *stream, uint32_t c);
+/* The bytes that a token adds to the text, or would add in its place. */
+struct slice stream_token_bytes(const struct api_stream *stream, int32_t token, bool at_start);
+/* The n best candidates of a prompt, best first; of equal ones the first. chosen: [n]. */
+void stream_choose_best(const struct api_stream *stream, uint32_t prompt, uint32_t *chosen);

@@ -31,15 +31,14 @@ static void put_common(const struct api_stream *s, const char *object, struct bu
     put(out, ",");
 }
 
-void stream_make_head(struct api_stream *s)
+static void make_head(struct api_stream *s)
 {
     put(&s->head, "data: {");
     put_common(s, is_chat(s) ? "chat.completion.chunk" : "text_completion", &s->head);
     if (s->include_usage) put(&s->head, "\"usage\":null,");
 }
 
-/* The index that the client sees: candidates beyond n are never in a stream. */
-static uint32_t shown_index(const struct api_stream *s, uint32_t c)
+uint32_t stream_shown_index(const struct api_stream *s, uint32_t c)
 {
     return c / s->best_of * s->n + c % s->best_of;
 }
@@ -51,8 +50,7 @@ static const struct request_prompt *prompt_of(const struct api_stream *s, uint32
 
 /* --- tokens as text --- */
 
-/* The bytes that a token adds to the text, or would add in its place. */
-static struct slice token_bytes(const struct api_stream *s, int32_t token, bool at_start)
+struct slice stream_token_bytes(const struct api_stream *s, int32_t token, bool at_start)
 {
     const struct tokenizer *tok = s->model->tokenizer;
     struct slice bytes = tokenizer_token_bytes(tok, token);
@@ -75,7 +73,7 @@ static void put_token_text(const struct api_stream *s, int32_t token, bool at_st
         json_out_u64(out, (uint64_t)token);
         return;
     }
-    bytes = token_bytes(s, token, at_start);
+    bytes = stream_token_bytes(s, token, at_start);
     if (utf8_valid(bytes)) {
         buf_append_slice(out, bytes);
         return;
@@ -100,7 +98,7 @@ static void put_scored_token(const struct api_stream *s, int32_t token, float lo
                              bool at_start, struct buf *out)
 {
     bool hidden = s->skip_special && tokenizer_is_special(s->model->tokenizer, token);
-    struct slice bytes = hidden ? (struct slice){0} : token_bytes(s, token, at_start);
+    struct slice bytes = hidden ? (struct slice){0} : stream_token_bytes(s, token, at_start);
 
     put(out, "{\"token\":");
     put_quoted_token(s, token, at_start, out);
@@ -196,7 +194,7 @@ static void put_completion_entry(struct api_stream *s, struct choice *choice,
     put_top_object(s, entry, &l->tops);
 }
 
-void stream_put_entry(struct api_stream *s, struct choice *choice,
+static void put_entry(struct api_stream *s, struct choice *choice,
                       const struct logprob_entry *entry)
 {
     if (is_chat(s))
@@ -262,7 +260,7 @@ void stream_put_prompt_entries(struct api_stream *s, uint32_t c)
             memcpy(entry.tops, scores->tops + (size_t)i * s->top_logprobs,
                    entry.top_count * sizeof *entry.tops);
         }
-        stream_put_entry(s, &s->choices[c], &entry);
+        s->writer->entry(s, &s->choices[c], &entry);
         /* a BOS that was added in front is no part of a prompt that came as text */
         if (i == 0 && !echo->from_ids &&
             tokenizer_is_special(s->model->tokenizer, prompt->ids[0]) &&
@@ -302,7 +300,7 @@ static void join_logprobs(struct logprob_json *list, struct logprob_json *second
 static void put_choices_start(const struct api_stream *s, uint32_t c, struct buf *out)
 {
     put(out, "\"choices\":[{\"index\":");
-    json_out_u64(out, shown_index(s, c));
+    json_out_u64(out, stream_shown_index(s, c));
 }
 
 static void put_prompt_ids(const struct api_stream *s, uint32_t c, struct buf *out)
@@ -322,7 +320,7 @@ static void put_token_ids(struct api_stream *s, struct choice *choice, struct bu
     choice->ids.count = 0;
 }
 
-void stream_put_role(struct api_stream *s, uint32_t c, struct buf *out)
+static void put_role(struct api_stream *s, uint32_t c, struct buf *out)
 {
     buf_append_slice(out, buf_slice(&s->head));
     if (s->return_ids) {
@@ -336,7 +334,7 @@ void stream_put_role(struct api_stream *s, uint32_t c, struct buf *out)
     put(out, "}]}\n\n");
 }
 
-void stream_put_echo(struct api_stream *s, uint32_t c, struct buf *out)
+static void put_echo(struct api_stream *s, uint32_t c, struct buf *out)
 {
     struct choice *choice = &s->choices[c];
 
@@ -361,7 +359,7 @@ void stream_put_echo(struct api_stream *s, uint32_t c, struct buf *out)
     join_logprobs(&choice->logprobs, &sampled); /* an empty list has no comma */
 }
 
-void stream_put_delta(struct api_stream *s, uint32_t c, struct buf *out)
+static void put_delta(struct api_stream *s, uint32_t c, struct buf *out)
 {
     struct choice *choice = &s->choices[c];
 
@@ -395,7 +393,7 @@ static void put_reason(const struct api_stream *s, const struct choice *choice, 
         put(out, "null");
 }
 
-void stream_put_finish(struct api_stream *s, uint32_t c, struct buf *out)
+static void put_finish(struct api_stream *s, uint32_t c, struct buf *out)
 {
     struct choice *choice = &s->choices[c];
 
@@ -438,6 +436,7 @@ static void put_timings(const struct api_stream *s, struct buf *out)
     double prompt_ms = ms(ledger.ns[STAGE_PREFILL]), answer_ms = ms(ledger.ns[STAGE_DECODE]);
     uint64_t answer = api_stream_completion_tokens(s);
     uint32_t computed = t->prompt_tokens - t->cached_tokens;
+    uint32_t steps = t->prefill_chunks + t->decode_steps;
 
     buf_printf(out,
                "\"timings\":{\"cache_n\":%u,\"prompt_n\":%u,\"prompt_ms\":%.3f,"
@@ -450,23 +449,59 @@ static void put_timings(const struct api_stream *s, struct buf *out)
                (unsigned long long)answer, answer_ms, answer ? answer_ms / (double)answer : 0.0,
                answer_ms > 0 ? (double)answer * 1e3 / answer_ms : 0.0);
     buf_printf(out,
-               ",\"prefill_chunks\":%u,\"decode_steps\":%u,\"preemptions\":%u,"
+               ",\"prefill_chunks\":%u,\"decode_steps\":%u,\"mean_batch\":%.2f,"
+               "\"preemptions\":%u,"
                "\"queued_for\":\"%s\",\"stages_ms\":{",
-               t->prefill_chunks, t->decode_steps, t->preemptions,
-               t->queued_for ? t->queued_for : "none");
+               t->prefill_chunks, t->decode_steps, steps ? (double)t->batch_rows_sum / steps : 0.0,
+               t->preemptions, t->queued_for ? t->queued_for : "none");
     for (int i = 0; i < STAGES; i++)
         buf_printf(out, "%s\"%s\":%.3f", i ? "," : "", stage_name((enum request_stage)i),
                    ms(ledger.ns[i]));
     buf_printf(out, "},\"total_ms\":%.3f}", ms(ledger.total_ns));
 }
 
-void stream_put_end(struct api_stream *s, struct buf *out)
+static void put_ms_or_null(struct buf *out, const char *name, int64_t ns)
 {
+    if (ns > 0)
+        buf_printf(out, "\"%s\":%.3f,", name, ms(ns));
+    else
+        buf_printf(out, "\"%s\":null,", name);
+}
+
+/* "metrics":{..}: vLLM's fields, by its definitions; null where several choices share one answer. */
+static void put_metrics(const struct api_stream *s, struct buf *out)
+{
+    struct stage_ledger ledger = stage_ledger(&s->request->times, clock_mono_ns());
+    int64_t prefill_ns = ledger.ns[STAGE_PREFILL], decode_ns = ledger.ns[STAGE_DECODE];
+    uint32_t tokens = api_stream_completion_tokens(s);
+
+    if (s->choice_count > 1) {
+        put(out, "\"metrics\":null");
+        return;
+    }
+    put(out, "\"metrics\":{");
+    put_ms_or_null(out, "time_to_first_token_ms", prefill_ns);
+    put_ms_or_null(out, "generation_time_ms", decode_ns);
+    buf_printf(out, "\"queue_time_ms\":%.3f,", ms(ledger.ns[STAGE_QUEUE]));
+    put_ms_or_null(out, "mean_itl_ms", tokens > 1 ? decode_ns / (tokens - 1) : 0);
+    if (prefill_ns + decode_ns > 0)
+        buf_printf(out, "\"tokens_per_second\":%.3f}",
+                   tokens * 1e9 / (double)(prefill_ns + decode_ns));
+    else
+        put(out, "\"tokens_per_second\":null}");
+}
+
+static void put_end(struct api_stream *s, struct buf *out)
+{
+    bool metrics = s->metrics && s->include_usage; /* they come with the usage, as vLLM's do */
+
     if (s->include_usage || s->timings) {
         put(out, "data: {");
         put_common(s, is_chat(s) ? "chat.completion.chunk" : "text_completion", out);
         put(out, "\"choices\":[],");
         if (s->include_usage) put_usage(s, out);
+        if (metrics) put(out, ",");
+        if (metrics) put_metrics(s, out);
         if (s->include_usage && s->timings) put(out, ",");
         if (s->timings) put_timings(s, out);
         put(out, "}\n\n");
@@ -481,8 +516,7 @@ static double mean_logprob(const struct choice *choice)
     return choice->tokens ? choice->logprob_sum / choice->tokens : 0;
 }
 
-/* The n best candidates of a prompt, best first; of equal ones the first. chosen: [n]. */
-static void choose_best(const struct api_stream *s, uint32_t prompt, uint32_t *chosen)
+void stream_choose_best(const struct api_stream *s, uint32_t prompt, uint32_t *chosen)
 {
     const struct choice *all = s->choices + (size_t)prompt * s->best_of;
     bool taken[512] = {false};
@@ -543,7 +577,7 @@ static void put_whole_choice(struct api_stream *s, uint32_t c, uint32_t index, s
     put(out, "}");
 }
 
-void stream_put_whole(struct api_stream *s, struct buf *out)
+static void put_whole(struct api_stream *s, struct buf *out)
 {
     uint32_t chosen[128], index = 0;
 
@@ -555,7 +589,7 @@ void stream_put_whole(struct api_stream *s, struct buf *out)
     }
     put(out, "\"choices\":[");
     for (uint32_t p = 0; p < s->request->prompt_count; p++) {
-        choose_best(s, p, chosen);
+        stream_choose_best(s, p, chosen);
         for (uint32_t i = 0; i < s->n; i++) {
             if (index) put(out, ",");
             put_whole_choice(s, chosen[i], index++, out);
@@ -567,5 +601,36 @@ void stream_put_whole(struct api_stream *s, struct buf *out)
         put(out, ",");
         put_timings(s, out);
     }
+    if (s->metrics) {
+        put(out, ",");
+        put_metrics(s, out);
+    }
     put(out, "}");
 }
+
+/* --- the writer --- */
+
+static void put_begin(struct api_stream *s, struct buf *out)
+{
+    for (uint32_t c = 0; s->sse && is_chat(s) && c < s->choice_count; c++)
+        put_role(s, c, out);
+}
+
+static void put_error(const struct api_stream *s, const struct api_fault *fault, bool event,
+                      struct buf *out)
+{
+    (void)s;
+    if (event) put(out, "data: ");
+    api_fault_body(fault, out);
+    if (event) put(out, "\n\ndata: [DONE]\n\n");
+}
+
+const struct stream_writer stream_json_writer = {.start = make_head,
+                                                 .entry = put_entry,
+                                                 .begin = put_begin,
+                                                 .echo = put_echo,
+                                                 .delta = put_delta,
+                                                 .finish = put_finish,
+                                                 .end = put_end,
+                                                 .whole = put_whole,
+                                                 .error = put_error};

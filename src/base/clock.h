@@ -5,3 +5,4 @@
 
 int64_t clock_mono_ns(void); /* CLOCK_MONOTONIC, nanoseconds */
 int64_t clock_wall_s(void);  /* unix time, seconds */
+int64_t clock_wall_ns(void); /* unix time, nanoseconds */

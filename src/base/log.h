@@ -2,18 +2,34 @@
  *
  *     log_info("request done", "id=%s prompt_tokens=%u ttft_ms=%.1f", id, tokens, ms);
  *
- * gives `info request done id=7f3a prompt_tokens=812 ttft_ms=41.0` on standard error, in one write,
- * so that lines of several threads do not mix. Never on the step path, never prompts or keys. A value that
- * comes from outside goes through log_quote(). Thread: any. */
+ * gives, on standard error and in one write, so that lines of several threads do not mix,
+ *
+ *     text   2026-11-29T19:20:01.123Z info request done id=7f3a prompt_tokens=812 ttft_ms=41.0
+ *     JSON   {"time":"2026-11-29T19:20:01.123Z","level":"info","event":"request done","id":"7f3a",...}
+ *
+ * The keys are key=value with blanks between. A value with blanks stands in quotes, one that comes from outside goes through
+ * log_quote(). In JSON a quoted value is a string always, a bare one is a number, true or false where it reads as one. Never on the step path,
+ * never prompts (but by --log-prompts) or keys. Thread: any; the settings from one, before the others. */
 #pragma once
+
+#include <stddef.h>
 
 #include "base/slice.h"
 
 enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
+enum log_format { LOG_TEXT, LOG_JSON };
+enum {
+    LOG_LINE_MAX = 8192
+}; /* bytes of a line; what does not fit is left out, whole keys of it in JSON */
 
 void log_set_level(enum log_level level);
+/* Whether a line of this level would be written: for lines that cost something to make. */
+int log_enabled(enum log_level level);
+void log_set_format(enum log_format format);
 /* With timestamps each line starts with UTC time; off under systemd, whose journal has its own. */
 void log_set_timestamps(int on);
+/* Each line starts with "<N>", its priority to the journal (sd-daemon(3)). */
+void log_set_priorities(int on);
 
 void log_event(enum log_level level, const char *event, const char *keys, ...)
     __attribute__((format(printf, 3, 4)));
@@ -25,3 +41,6 @@ void log_event(enum log_level level, const char *event, const char *keys, ...)
 
 /* `text` in double quotes with control bytes, quotes and backslashes escaped, cut to fit `out`. Returns out. */
 const char *log_quote(struct slice text, char *out, size_t out_size);
+
+/* --- for tests: the line that log_event would write, line feed included; returns its length, at most LOG_LINE_MAX --- */
+size_t log_line(enum log_level level, const char *event, const char *keys, char out[LOG_LINE_MAX]);

@@ -147,6 +147,9 @@ static const char usage[] =
     "       bench kernels [--only NAME]\n"
     "       bench decode --model FOLDER [--batch N] [--context N] [--steps N] [--eager 1]\n"
     "       bench breakdown --model FOLDER ... as decode, and µs by kind of stage\n"
+    "       bench graphs --model FOLDER [--batches 1,2,4,8,16,32,64] [--context N] [--steps N]\n"
+    "       bench load --model FOLDER_OR_GGUF [--cold 1]: real files; cold: out of the page cache "
+    "first\n"
     "       bench prefill --model FOLDER [--prompt N] [--repeats N] [--rows N] [--idle MS]\n"
     "FOLDER has a config.json; weights are made up. [--f16 1]: f16 instead of bf16\n";
 
@@ -164,6 +167,9 @@ static bool parse_option(struct cuda_bench_options *o, const char *name, const c
     uint32_t flag = 0;
 
     if (!strcmp(name, "--model")) return (o->model = value) != NULL;
+    if (!strcmp(name, "--batches")) return (o->batches = value) != NULL;
+    if (!strcmp(name, "--cold") && parse_count(value, &flag))
+        return (o->cold = flag) == (flag != 0);
     if (!strcmp(name, "--only")) return (o->only = value) != NULL;
     if (!strcmp(name, "--batch"))
         return parse_count(value, &o->batch) && o->batch >= 1 && o->batch <= 1024;
@@ -180,16 +186,33 @@ static bool parse_option(struct cuda_bench_options *o, const char *name, const c
     return false;
 }
 
+static int no_gpu(const char *what, cudaError_t e)
+{
+    fprintf(stderr,
+            "inferd: bench %s measures a GPU, and none answers here (%s): a CUDA device of compute "
+            "capability 8.0 and up with its driver is right. The CPU is measured by `inferd bench "
+            "device MODEL`, a server by `inferd bench serve --url URL`\n",
+            what, cudaGetErrorString(e));
+    return 1;
+}
+
 int bench_cuda_main(int argc, char **argv)
 {
-    struct cuda_bench_options o = {
-        .batch = 1, .context = 1024, .prompt = 1024, .steps = 128, .repeats = 20, .rows_max = 2048};
+    struct cuda_bench_options o = {.batch = 1,
+                                   .context = 1024,
+                                   .prompt = 1024,
+                                   .steps = 128,
+                                   .repeats = 20,
+                                   .rows_max = 2048,
+                                   .batches = "1,2,4,8,16,32,64"};
     const char *what = argc > 0 ? argv[0] : "";
-    bool steps = !strcmp(what, "decode") || !strcmp(what, "prefill") || !strcmp(what, "breakdown");
+    bool steps = !strcmp(what, "decode") || !strcmp(what, "prefill") ||
+                 !strcmp(what, "breakdown") || !strcmp(what, "graphs") || !strcmp(what, "load");
     struct cuda_limits limits = {0};
     struct kernel_context ctx;
     struct error err = {0};
 
+    if (argc == 2 && !strcmp(argv[1], "--help")) return fputs(usage, stdout) < 0;
     for (int i = 1; i + 1 < argc; i += 2)
         if (!parse_option(&o, argv[i], argv[i + 1])) return fputs(usage, stderr), 2;
     if (argc % 2 == 0 || (steps && !o.model) ||
@@ -198,11 +221,13 @@ int bench_cuda_main(int argc, char **argv)
     cudaError_t e = kernel_context_init(&ctx);
     ctx.type = o.f16 ? KERNEL_F16 : KERNEL_BF16;
     if (!e) e = cudaStreamCreateWithFlags(&ctx.stream, cudaStreamNonBlocking);
-    if (e) return fprintf(stderr, "bench: %s\n", cudaGetErrorString(e)), 1;
+    if (e) return no_gpu(what, e);
     enum status st = bench_limits(&ctx, !steps, &limits, &err);
     if (!st && !strcmp(what, "kernels")) st = bench_kernels(&ctx, &limits, &o, &err);
     o.breakdown = !strcmp(what, "breakdown");
     if (!st && (!strcmp(what, "decode") || o.breakdown)) st = bench_decode(&limits, &o, &err);
+    if (!st && !strcmp(what, "graphs")) st = bench_graphs(&o, &err);
+    if (!st && !strcmp(what, "load")) st = bench_load(&ctx, &o, &err);
     if (!st && !strcmp(what, "prefill")) st = bench_prefill(&limits, &o, &err);
     cudaStreamDestroy(ctx.stream);
     if (st) fprintf(stderr, "bench %s: %s\n", what, err.message);

@@ -13,8 +13,9 @@ struct cuda_limits {
 struct cuda_bench_options {
     const char *model; /* folder with config.json */
     uint32_t batch, context, prompt, steps, repeats, rows_max;
-    uint32_t idle_ms; /* prefill: without work in front of each prompt */
-    bool eager, f16, breakdown;
+    uint32_t idle_ms;    /* prefill: without work in front of each prompt */
+    const char *batches; /* graphs: "1,8,64" */
+    bool eager, f16, breakdown, cold;
     const char *only; /* kernels: those whose name contains it */
 };
 
@@ -29,5 +30,9 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
                           const struct cuda_bench_options *o, struct error *err);
 enum status bench_decode(const struct cuda_limits *limits, const struct cuda_bench_options *o,
                          struct error *err);
+enum status bench_graphs(const struct cuda_bench_options *o, struct error *err);
+/* --- cuda_bench_load.c --- */
+enum status bench_load(struct kernel_context *ctx, const struct cuda_bench_options *o,
+                       struct error *err);
 enum status bench_prefill(const struct cuda_limits *limits, const struct cuda_bench_options *o,
                           struct error *err);

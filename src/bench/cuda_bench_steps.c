@@ -280,6 +280,94 @@ enum status bench_decode(const struct cuda_limits *limits, const struct cuda_ben
     return st;
 }
 
+/* --- graphs against launches --- */
+
+struct timed {
+    double ms, host_us; /* of a step */
+};
+
+static enum status time_steps(struct runner *r, uint32_t batch, bool graphs, struct timed *out,
+                              struct error *err)
+{
+    int64_t begun;
+    enum status st;
+
+    cuda_use_graphs(r->device, graphs);
+    st = decode_steps(r, batch, r->o->context, 8, err);
+    r->host_ns = 0;
+    begun = clock_mono_ns();
+    if (!st) st = decode_steps(r, batch, r->o->context, r->o->steps, err);
+    out->ms = (double)(clock_mono_ns() - begun) * 1e-6 / r->o->steps;
+    out->host_us = (double)r->host_ns * 1e-3 / r->o->steps;
+    return st;
+}
+
+static int by_ms(const void *a, const void *b)
+{
+    double x = ((const struct timed *)a)->ms, y = ((const struct timed *)b)->ms;
+    return x < y ? -1 : x > y;
+}
+
+static enum status compare_graphs(struct runner *r, uint32_t batch, struct error *err)
+{
+    enum { SETS = 5 };
+    struct timed on[SETS], off[SETS];
+    uint32_t launches = cuda_graph_launches(r->device, batch);
+    enum status st = STATUS_OK;
+
+    for (uint32_t i = 0; !st && i < SETS; i++) { /* in turns: a slow moment meets both */
+        st = time_steps(r, batch, true, &on[i], err);
+        if (!st) st = time_steps(r, batch, false, &off[i], err);
+    }
+    if (st) return st;
+    qsort(on, SETS, sizeof *on, by_ms), qsort(off, SETS, sizeof *off, by_ms);
+    struct timed a = on[SETS / 2], b = off[SETS / 2];
+    printf("{\"bench\": \"graphs\", \"model\": \"%s\", \"batch\": %u, \"context\": %u, "
+           "\"graphs_ms\": %.4f, \"launches_ms\": %.4f, \"difference\": %.4f, \"graphs_host_us\": "
+           "%.1f, "
+           "\"launches_host_us\": %.1f, \"body_launches\": %u, \"launches_per_layer\": %.2f}\n",
+           r->o->model, batch, r->o->context, a.ms, b.ms, a.ms / b.ms - 1, a.host_us, b.host_us,
+           launches, (double)launches / r->plan->layers);
+    fprintf(stderr, "%5u %12.4f %12.4f %+8.1f %% %9.1f %9.1f %9u %9.2f\n", batch, a.ms, b.ms,
+            (a.ms / b.ms - 1) * 100, a.host_us, b.host_us, launches,
+            (double)launches / r->plan->layers);
+    return STATUS_OK;
+}
+
+/* "1,8,64": the next number, 1 to 1024; 0: none or wrong. */
+static uint32_t next_batch(const char **at)
+{
+    char *end;
+    unsigned long n = strtoul(*at, &end, 10);
+    bool right = end != *at && (*end == ',' || !*end) && n <= 1024;
+
+    *at = *end == ',' ? end + 1 : end;
+    return right ? (uint32_t)n : 0;
+}
+
+enum status bench_graphs(const struct cuda_bench_options *o, struct error *err)
+{
+    struct runner r = {.o = o};
+    uint32_t most = 0, n;
+    enum status st = STATUS_OK;
+
+    for (const char *at = o->batches; *at; most = n > most ? n : most)
+        if (!(n = next_batch(&at)))
+            return error_set(err, STATUS_INVALID, "--batches is \"%s\"; 1,8,64 would be right",
+                             o->batches);
+    st = open_runner(&r, most ? most : 1, o->context + o->steps + 9, err);
+    for (uint32_t slot = 0; !st && slot < most; slot++)
+        st = prefill(&r, slot, o->context, err);
+    fprintf(stderr,
+            "%s, context %u\nbatch  graphs, ms launches, ms difference  host, us  host, us  "
+            "launches per layer\n",
+            o->model, o->context);
+    for (const char *at = o->batches; !st && *at;)
+        st = compare_graphs(&r, next_batch(&at), err);
+    close_runner(&r);
+    return st;
+}
+
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;

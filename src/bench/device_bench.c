@@ -314,7 +314,7 @@ int bench_device_main(int argc, char **argv)
               .batch = 1,
               .repeats = 5,
               .warmup = 1,
-              .device = {.kind = DEVICE_CPU, .numerics = CPU_FAST, .compute_dtype = DTYPE_BF16}}};
+              .device = {.kind = DEVICE_CPU, .numerics = CPU_FAST, .compute_dtype = DTYPE_F32}}};
     struct error err = {0};
     enum status st;
 

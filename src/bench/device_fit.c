@@ -51,7 +51,7 @@ static enum status open_device(struct fit *f, struct error *err)
                                      .threads = f->threads,
                                      .numerics =
                                          strcmp(f->numerics, "exact") == 0 ? CPU_EXACT : CPU_FAST,
-                                     .compute_dtype = DTYPE_BF16};
+                                     .compute_dtype = DTYPE_F32};
     struct model_options model = {.block_tokens = BLOCK_TOKENS,
                                   .kv_format = cuda ? KV_BF16 : KV_F32};
     enum status st = weights_open(f->model_path, 0, &f->weights, err);

@@ -9,60 +9,85 @@ static uint32_t account_of(uint32_t key)
     return (uint32_t)(hash_mix64(key) % SIM_QUEUE_ACCOUNTS);
 }
 
-static int64_t predict(const struct sim_queue *q, const struct forecast *f, uint32_t key,
-                       uint32_t tokens)
+static void predict(const struct sim_queue *q, const struct forecast *f, struct sim_entry *entry)
 {
-    uint32_t account = account_of(key);
-    uint64_t sharers = q->sharers + 1, seqs_ahead = q->seqs, tokens_ahead = q->tokens;
-    uint64_t own_seqs = q->accounts[account].seqs, own_tokens = q->accounts[account].tokens;
+    uint32_t account = account_of(entry->key);
+    struct forecast_queue queue = {
+        .own_seqs = q->accounts[account].seqs,
+        .own_tokens = q->accounts[account].tokens,
+        .sharers = q->sharers + (q->accounts[account].seqs == 0),
+        .starts_per_s = q->starts_per_s,
+    };
 
-    if (!f->ready) return -1;
-    if ((own_seqs + 1) * sharers < seqs_ahead) seqs_ahead = (own_seqs + 1) * sharers;
-    if ((own_tokens + tokens) * sharers < tokens_ahead)
-        tokens_ahead = (own_tokens + tokens) * sharers;
-    return forecast_first_token(f, (uint32_t)seqs_ahead, tokens_ahead, tokens, q->starts_per_s);
+    for (int c = 0; c < SEQ_CLASSES; c++) {
+        queue.seqs[c] = q->class_seqs[c];
+        queue.tokens[c] = q->class_tokens[c];
+    }
+    entry->kind = forecast_kind(&queue, entry->class);
+    entry->predicted_ns = forecast_queued(f, &queue, entry->class, entry->prompt_tokens);
 }
 
-static void enter(struct sim_queue *q, uint32_t key, uint32_t tokens)
+static bool is_late(const struct sim_queue *q, const struct forecast *f,
+                    const struct sim_entry *entry)
 {
-    uint32_t account = account_of(key);
+    bool idle = q->seqs == 0 && forecast_is_idle(f);
+
+    return q->ttft_limit_ns && !idle &&
+           !forecast_in_time(&q->margin, entry->kind, entry->predicted_ns, q->ttft_limit_ns);
+}
+
+static void enter(struct sim_queue *q, const struct sim_entry *entry)
+{
+    uint32_t account = account_of(entry->key);
 
     q->seqs++;
-    q->tokens += tokens;
-    q->accounts[account].tokens += tokens;
+    q->tokens += entry->prompt_tokens;
+    q->class_seqs[entry->class]++;
+    q->class_tokens[entry->class] += entry->prompt_tokens;
+    q->accounts[account].tokens += entry->prompt_tokens;
     if (q->accounts[account].seqs++ == 0) q->sharers++;
 }
 
-static void leave(struct sim_queue *q, uint32_t key, uint32_t tokens)
+static void leave(struct sim_queue *q, const struct sim_entry *entry)
 {
-    uint32_t account = account_of(key);
+    uint32_t account = account_of(entry->key);
 
     q->seqs--;
-    q->tokens -= tokens;
-    q->accounts[account].tokens -= tokens;
+    q->tokens -= entry->prompt_tokens;
+    q->class_seqs[entry->class]--;
+    q->class_tokens[entry->class] -= entry->prompt_tokens;
+    q->accounts[account].tokens -= entry->prompt_tokens;
     if (--q->accounts[account].seqs == 0) q->sharers--;
 }
 
-enum sim_verdict sim_queue_take(struct sim_queue *q, const struct forecast *forecast, uint32_t key,
-                                uint32_t tokens)
+enum sim_verdict sim_queue_take(struct sim_queue *q, const struct forecast *forecast,
+                                struct sim_entry *entry)
 {
-    uint32_t account = account_of(key);
+    uint32_t account = account_of(entry->key);
 
-    if (q->ttft_limit_ns && predict(q, forecast, key, tokens) > q->ttft_limit_ns) return SIM_LATE;
-    enter(q, key, tokens);
+    predict(q, forecast, entry);
+    if (is_late(q, forecast, entry)) return SIM_LATE;
+    enter(q, entry);
     if (q->seqs <= q->seqs_max && q->tokens <= q->tokens_max) return SIM_TAKEN;
     if (q->sharers > 1 && (uint64_t)q->accounts[account].seqs * q->sharers <= q->seqs_max &&
         q->accounts[account].tokens * q->sharers <= q->tokens_max &&
         q->seqs <= 2 * (uint64_t)q->seqs_max && q->tokens <= 2 * q->tokens_max)
         return SIM_TAKEN;
-    leave(q, key, tokens);
+    leave(q, entry);
     return SIM_FULL;
 }
 
-void sim_queue_leave(struct sim_queue *q, uint32_t key, uint32_t tokens)
+void sim_queue_leave(struct sim_queue *q, const struct sim_entry *entry)
 {
-    leave(q, key, tokens);
+    leave(q, entry);
     q->starts++;
+}
+
+void sim_queue_first_token(struct sim_queue *q, const struct sim_entry *entry, int64_t took_ns)
+{
+    if (q->ttft_limit_ns && entry->predicted_ns >= 0)
+        forecast_margin_learn(&q->margin, entry->kind, entry->predicted_ns, q->ttft_limit_ns,
+                              took_ns);
 }
 
 void sim_queue_pace(struct sim_queue *q, int64_t now_ns, bool waiting)

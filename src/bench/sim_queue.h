@@ -17,6 +17,8 @@ struct sim_queue {
     int64_t ttft_limit_ns; /* longest predicted time to a first token; 0: none */
     uint32_t seqs;         /* submitted and not started */
     uint64_t tokens;       /* of their prompts */
+    uint32_t class_seqs[SEQ_CLASSES];
+    uint64_t class_tokens[SEQ_CLASSES];
     struct {
         uint32_t seqs;
         uint64_t tokens;
@@ -25,11 +27,21 @@ struct sim_queue {
     uint32_t starts;  /* since rate_since_ns */
     double starts_per_s;
     int64_t rate_since_ns;
+    struct forecast_margin margin;
+};
+
+struct sim_entry { /* of the queue: what it knows of a sequence */
+    uint32_t key, prompt_tokens;
+    enum seq_class class;
+    uint32_t kind;        /* forecast.h; set by sim_queue_take */
+    int64_t predicted_ns; /* set by sim_queue_take; -1: not known */
 };
 
 enum sim_verdict sim_queue_take(struct sim_queue *queue, const struct forecast *forecast,
-                                uint32_t key, uint32_t prompt_tokens);
+                                struct sim_entry *entry);
 /* The sequence has its first rows in a step. */
-void sim_queue_leave(struct sim_queue *queue, uint32_t key, uint32_t prompt_tokens);
+void sim_queue_leave(struct sim_queue *queue, const struct sim_entry *entry);
+/* Its first token came so long after it was taken. */
+void sim_queue_first_token(struct sim_queue *queue, const struct sim_entry *entry, int64_t took_ns);
 /* Measures the pace of starts; called each turn. */
 void sim_queue_pace(struct sim_queue *queue, int64_t now_ns, bool waiting);

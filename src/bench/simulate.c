@@ -21,7 +21,7 @@ struct sim_seq {
     struct sim_seq *next_pending;
     int64_t arrived_ns, submitted_ns, first_ns, last_ns;
     uint32_t tokens; /* seen */
-    uint32_t key;
+    struct sim_entry entry;
     bool started; /* has left the queue */
 };
 
@@ -93,6 +93,7 @@ static enum status make_replica(struct sim *s, struct replica *r, struct error *
         .max_num_batched_tokens = s->limits.rows_max,
         .share_prefixes = !o->no_prefix_sharing,
         .max_wait_ns = (int64_t)(o->max_batch_wait_ms * 1e6),
+        .fixed_window = o->fixed_window,
         .target_throughput = o->target_throughput,
         .max_step_ns = (int64_t)(o->max_itl_ms * 1e6),
         .class_age_ns = (int64_t)(o->class_age_ms * 1e6),
@@ -102,6 +103,7 @@ static enum status make_replica(struct sim *s, struct replica *r, struct error *
     r->queue = (struct sim_queue){.seqs_max = o->queue_seqs_max,
                                   .tokens_max = o->queue_tokens_max,
                                   .ttft_limit_ns = (int64_t)(o->max_ttft_ms * 1e6)};
+    forecast_margin_init(&r->queue.margin);
     r->step_memory = aligned_alloc(64, bytes * DEPTH);
     r->entries = calloc((size_t)o->max_num_seqs * DEPTH, sizeof *r->entries);
     if (!r->step_memory || !r->entries)
@@ -127,7 +129,10 @@ static struct sim_seq *make_seq(const struct trace_item *item, uint32_t index, i
         prompt[i] = (int32_t)((prefix >> (i % 32)) + i * 7) & TOKEN_MASK;
     for (uint32_t i = item->prefix_tokens; i < item->prompt_tokens; i++)
         prompt[i] = (int32_t)((own >> (i % 32)) + i * 11) & TOKEN_MASK;
-    *q = (struct sim_seq){.arrived_ns = now_ns, .key = item->key};
+    *q = (struct sim_seq){.arrived_ns = now_ns,
+                          .entry = {.key = item->key,
+                                    .prompt_tokens = item->prompt_tokens,
+                                    .class = sequence_class_of(item->max_tokens)}};
     q->seq = (struct sequence){.prompt = prompt,
                                .prompt_count = item->prompt_tokens,
                                .max_new = item->max_tokens,
@@ -148,7 +153,7 @@ static void submit(struct sim *s, struct replica *r, struct sim_seq *q, int64_t 
     if (sched_fits(r->sched, &q->seq, &err)) {
         s->out->too_large++;
     } else {
-        switch (sim_queue_take(&r->queue, &forecast, q->key, q->seq.prompt_count)) {
+        switch (sim_queue_take(&r->queue, &forecast, &q->entry)) {
         case SIM_TAKEN: sched_add(r->sched, &q->seq, now_ns); return;
         case SIM_FULL: s->out->refused++; break;
         case SIM_LATE: s->out->refused_late++; break;
@@ -220,17 +225,20 @@ static void count_finished(struct sim *s, const struct sim_seq *q)
     if (samples_add(&out->ms[REPORT_TTFT], ttft) || samples_add(&out->ms[REPORT_E2EL], e2el) ||
         (q->tokens > 1 && samples_add(&out->ms[REPORT_TPOT], tpot)))
         s->status = STATUS_NOMEM;
-    if (q->key < SIM_KEYS && samples_add(&out->key_ttft_ms[q->key], ttft)) s->status = STATUS_NOMEM;
+    if (q->entry.key < SIM_KEYS && samples_add(&out->key_ttft_ms[q->entry.key], ttft))
+        s->status = STATUS_NOMEM;
     if (q->last_ns > s->last_ns) s->last_ns = q->last_ns;
 }
 
 static void token_seen(struct sim *s, struct replica *r, struct sim_seq *q, int64_t seen_ns)
 {
     sequence_append(&q->seq, (int32_t)(q->tokens * 13 & TOKEN_MASK));
-    if (q->tokens++ == 0)
+    if (q->tokens++ == 0) {
         q->first_ns = seen_ns;
-    else
+        sim_queue_first_token(&r->queue, &q->entry, seen_ns - q->submitted_ns);
+    } else {
         log_histogram_add(s->out->itl_ms, (double)(seen_ns - q->last_ns) * 1e-6);
+    }
     q->last_ns = seen_ns;
     if (q->tokens == q->seq.max_new) {
         count_finished(s, q);
@@ -267,7 +275,7 @@ static struct device_work note_entries(struct replica *r, const struct sched_ste
 
         if (!q->started) {
             q->started = true;
-            sim_queue_leave(&r->queue, q->key, q->seq.prompt_count);
+            sim_queue_leave(&r->queue, &q->entry);
             r->load_tokens -= q->seq.prompt_count; /* what is in its steps now is soon done */
         }
         work.outputs += entry->samples;
@@ -324,6 +332,8 @@ static void turn(struct sim *s, struct replica *r, int64_t now_ns)
         ;
     sim_queue_pace(&r->queue, now_ns, r->queue.seqs > 0);
     r->wake_ns = r->queue.seqs ? now_ns + SWEEP_NS : NEVER;
+    int64_t opens_ns = sched_opens_ns(r->sched);
+    if (opens_ns < r->wake_ns) r->wake_ns = opens_ns > now_ns ? opens_ns : now_ns + SWEEP_NS;
 }
 
 static void advance(struct sim *s, int64_t until_ns)

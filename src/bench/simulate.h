@@ -27,6 +27,7 @@ struct sim_options {
     uint64_t queue_tokens_max;
     double max_batch_wait_ms, max_itl_ms, max_ttft_ms, class_age_ms, target_throughput;
     bool no_prefix_sharing;
+    bool fixed_window; /* of max_batch_wait_ms */
     uint32_t replicas;
     enum sim_router router;
     double speed; /* of the trace: 2: twice as many arrivals a second */

@@ -15,7 +15,7 @@ static const char *const names[REPORT_METRICS] = {
 struct simulation {
     struct sim_options o;
     struct trace trace;
-    const char *trace_path, *device_path, *loads_text, *goodput, *router, *json_path;
+    const char *trace_path, *device_path, *loads_text, *goodput, *router, *json_path, *window;
     uint32_t kv_tokens, requests, queue_tokens;
     double loads[LOADS_MAX];
     uint32_t load_count;
@@ -48,6 +48,8 @@ static int parse(int argc, char **argv, struct simulation *s)
         {"--max-queue-seqs", ARG_COUNT, &o->queue_seqs_max, 1, 1e6, "as serve's option"},
         {"--max-queue-tokens", ARG_COUNT, &s->queue_tokens, 1, 1e9, "as serve's option"},
         {"--max-batch-wait-ms", ARG_REAL, &o->max_batch_wait_ms, 0, 1000, "as serve's option"},
+        {"--batch-window", ARG_TEXT, &s->window, 0, 0,
+         "dynamic, or fixed:MS: hold everybody back so long, to compare with"},
         {"--max-itl-ms", ARG_REAL, &o->max_itl_ms, 0, 60000, "as serve's option"},
         {"--max-ttft-ms", ARG_REAL, &o->max_ttft_ms, 0, 1e6, "as serve's option"},
         {"--class-age-ms", ARG_REAL, &o->class_age_ms, 0, 60000, "as serve's option"},
@@ -95,6 +97,22 @@ static enum status repeat_trace(struct trace *t, uint32_t requests)
     return st;
 }
 
+static enum status parse_window(struct simulation *s, struct error *err)
+{
+    char *end;
+
+    if (strcmp(s->window, "dynamic") == 0) return STATUS_OK;
+    if (strncmp(s->window, "fixed:", 6) == 0) {
+        s->o.max_batch_wait_ms = strtod(s->window + 6, &end);
+        s->o.fixed_window = true;
+        if (end > s->window + 6 && !*end && s->o.max_batch_wait_ms >= 0 &&
+            s->o.max_batch_wait_ms <= 1000)
+            return STATUS_OK;
+    }
+    return error_set(err, STATUS_INVALID,
+                     "--batch-window is %s; it must be dynamic or fixed:MS, 0 to 1000", s->window);
+}
+
 static enum status settle(struct simulation *s, struct error *err)
 {
     enum status st = STATUS_OK;
@@ -106,7 +124,8 @@ static enum status settle(struct simulation *s, struct error *err)
                          s->router);
     s->o.router = *s->router == 'l' ? ROUTE_LEAST : ROUTE_ROUND_ROBIN;
     s->o.queue_tokens_max = s->queue_tokens;
-    st = parse_loads(s, err);
+    st = parse_window(s, err);
+    if (!st) st = parse_loads(s, err);
     if (!st) st = report_slo_parse(s->goodput ? s->goodput : "", &s->o.slo, err);
     return st;
 }
@@ -357,7 +376,8 @@ static enum status set_defaults(struct simulation *s, struct error *err)
 
 int bench_simulate_main(int argc, char **argv)
 {
-    struct simulation s = {.o = {.replicas = 1, .speed = 1}, .router = "least"};
+    struct simulation s = {
+        .o = {.replicas = 1, .speed = 1}, .router = "least", .window = "dynamic"};
     struct error err = {0};
     enum status st = set_defaults(&s, &err);
     int wrong = st ? -1 : parse(argc, argv, &s);

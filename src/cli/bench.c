@@ -11,6 +11,21 @@
 #include "bench/device_fit.h"
 #include "cli/cli.h"
 
+#if !INFERD_HAVE_CUDA
+static int bench_cuda_main(int argc, char **argv)
+{
+    (void)argc;
+    fprintf(stderr,
+            "inferd: bench %s measures a GPU, and this build has no CUDA device: configure it "
+            "where nvcc is on "
+            "PATH (cmake --preset cuda). The CPU is measured by `inferd bench device MODEL`, a "
+            "server by "
+            "`inferd bench serve --url URL`\n",
+            argv[0]);
+    return 1;
+}
+#endif
+
 static const struct {
     const char *name, *usage;
     int (*run)(int argc, char **argv);
@@ -21,7 +36,6 @@ static const struct {
     {"device", "device MODEL [options]        a device with nothing around it", bench_device_main},
     {"fit", "fit --model MODEL            a device as a file for `inferd simulate`",
      bench_fit_main},
-#if INFERD_HAVE_CUDA
     {"limits", "limits                        a GPU's read, copy and product rates",
      bench_cuda_main},
     {"kernels", "kernels [options]             a GPU's kernels, as shares of those",
@@ -30,7 +44,10 @@ static const struct {
     {"prefill", "prefill [options]             time to the first token on a GPU", bench_cuda_main},
     {"breakdown", "breakdown [options]           where a step's time goes on a GPU",
      bench_cuda_main},
-#endif
+    {"graphs", "graphs [options]              steps with graphs and without, by batch size",
+     bench_cuda_main},
+    {"load", "load --model MODEL            a model's files to a GPU, beside disk and bus",
+     bench_cuda_main},
 };
 enum { PROGRAMS = sizeof programs / sizeof *programs };
 

@@ -46,10 +46,17 @@ enum status load_device_options(const struct config *config, struct device_optio
         .cpu_set = config->cpu_set && *config->cpu_set ? config->cpu_set : NULL,
         .numerics = strcmp(config->cpu_numerics, "exact") == 0 ? CPU_EXACT : CPU_FAST,
         .isa = strcmp(config->cpu_isa, "auto") == 0 ? NULL : config->cpu_isa,
-        .compute_dtype = strcmp(config->dtype, "float16") == 0 ? DTYPE_F16 : DTYPE_BF16,
+        .compute_dtype = strcmp(config->dtype, "float16") == 0 ? DTYPE_F16
+                         : strcmp(config->dtype, "bfloat16") == 0
+                             ? DTYPE_BF16
+                             : DTYPE_F32, /* as suits the weights */
         .enforce_eager = config->enforce_eager,
         .batch_invariant = config->batch_invariant,
+        .step_timeout_ms = (uint32_t)(config->step_timeout_s * 1000),
     };
+    enum status st = device_fault_parse(config->inject_fault, &out->fault, err);
+
+    if (st) return st;
     if (names_device(text, "null")) {
         right = device_number(text, 4, &number);
         out->kind = DEVICE_NULL;
@@ -138,8 +145,19 @@ static enum status open_model(const struct config *config, struct loaded *l, str
     return st;
 }
 
-enum status load_open_device(const struct config *config, struct device_options *options,
-                             struct device **out, struct error *err)
+/* What the kind of device that was found cannot do. */
+static enum status check_dtype(const struct config *config, struct device **device,
+                               const struct device_options *options, struct error *err)
+{
+    if (options->kind != DEVICE_CUDA || strcmp(config->dtype, "float32") != 0) return STATUS_OK;
+    device_close(*device);
+    *device = NULL;
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "--dtype is float32; a GPU computes in float16 or bfloat16 (auto chooses)");
+}
+
+static enum status open_named(const struct config *config, struct device_options *options,
+                              struct device **out, struct error *err)
 {
     if (!config->device || strcmp(config->device, "auto") == 0) {
         options->kind = DEVICE_CUDA;
@@ -148,6 +166,14 @@ enum status load_open_device(const struct config *config, struct device_options 
         options->kind = DEVICE_CPU;
     }
     return device_open(options, out, err);
+}
+
+enum status load_open_device(const struct config *config, struct device_options *options,
+                             struct device **out, struct error *err)
+{
+    enum status st = open_named(config, options, out, err);
+
+    return st ? st : check_dtype(config, out, options, err);
 }
 
 void load_planner_options(const struct config *config, const struct device_options *device,
@@ -188,13 +214,22 @@ static enum status size_limits(const struct config *config, struct loaded *l, st
 static void log_memory(const struct loaded *l)
 {
     for (uint32_t i = 0; i < l->memory.line_count; i++)
-        log_info("memory", "what=\"%s\" bytes=%llu%s", l->memory.lines[i].name,
+        log_info("memory", "what=\"%s\" bytes=%llu%s%s", l->memory.lines[i].name,
                  (unsigned long long)l->memory.lines[i].bytes,
-                 l->memory.lines[i].host ? " host=1" : "");
+                 l->memory.lines[i].host ? " host=1" : "",
+                 l->memory.lines[i].estimate ? " estimate=1" : "");
     log_info("memory total", "device_bytes=%llu host_bytes=%llu kv_tokens=%llu max_model_len=%u",
              (unsigned long long)l->memory.device_bytes, (unsigned long long)l->memory.host_bytes,
              (unsigned long long)l->limits.kv_blocks[0] * l->plan->groups[0].block_tokens,
              l->limits.context_tokens);
+}
+
+/* A step of a large model on a small CPU may well take a minute, and no driver stands between us and it. */
+static uint32_t step_timeout_ms(const struct config *config, const struct loaded *l)
+{
+    bool wanted = l->device_options.kind != DEVICE_CPU || config_given(config, "step_timeout_s");
+
+    return wanted ? l->device_options.step_timeout_ms : 0;
 }
 
 static enum status start_engine(const struct config *config, struct loaded *l, struct error *err)
@@ -219,6 +254,7 @@ static enum status start_engine(const struct config *config, struct loaded *l, s
         .pin_count = l->pin_count,
         .pin_s = (uint32_t)config->pin_ttl_s,
         .no_prefix_sharing = !config->enable_prefix_caching,
+        .step_timeout_ms = step_timeout_ms(config, l),
     };
 
     return engine_create(&options, l->device, l->plan, &l->limits, &l->engine, err);

@@ -2,7 +2,9 @@
  *
  *     options -> frontend (listens: /health 200, /ready 503 loading) -> weights -> tokenizer, chat -> device -> model, plan
  *     -> limits, memory plan -> compile -> engine -> frontend ready
+ *     SIGHUP -> reload (reload.h)
  *     SIGTERM -> drain: no new work, running requests finish -> frontend stops -> engine -> device -> ... -> exit 0
+ *     a second SIGTERM or the end of --shutdown-timeout-s -> streams end with an error event -> the same
  *
  * Exit status: 0 stopped as asked; 1 could not start; 2 wrong usage; 3 the device or engine was lost while serving.
  * Threads: main waits for signals; the model loads on a thread of its own, so that a signal while loading ends it. */
@@ -18,40 +20,52 @@
 
 #include "api/api.h"
 #include "base/clock.h"
-#include "base/file_map.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/keys.h"
 #include "cli/load.h"
+#include "cli/observe_setup.h"
+#include "cli/reload.h"
+#include "cli/service.h"
 #include "frontend/frontend.h"
 
 enum { EXIT_LOST = 3, LOADING_LOG_MS = 1000 };
+static const int64_t LOST_NS =
+    5000000000; /* a lost device whose engine does not end: it hangs in the driver */
 
 struct server {
     const struct config *config;
     struct loaded loaded;
     struct frontend *frontend;
     struct api_model model;
-    const char **keys; /* of the options and of the key file */
-    uint32_t key_count;
-    char *key_file; /* its text; keys point into it */
+    struct metrics_model served; /* what labels tell of it */
+    struct tracer *tracer;       /* NULL: no traces */
+    struct systemd systemd;
+    struct service service;
+    struct reload reload;
     const char *names_one[1];
     char fingerprint[32];
     int64_t started_ns, logged_ns;
+    int64_t lost_since_ns; /* the device; 0: it is well */
+    bool stuck;            /* lost, and the engine says nothing */
     pthread_t loader;
     _Atomic int load_state; /* 0 loading, 1 loaded, 2 failed */
     struct error load_error;
+    _Atomic bool stop_asked; /* by the operator's socket */
 };
 
 static void log_progress(void *ctx, const char *phase, uint64_t done, uint64_t total)
 {
     struct server *s = ctx;
+    unsigned percent = total ? (unsigned)(done * 100 / total) : 0;
     int64_t now = clock_mono_ns();
 
+    frontend_set_progress(s->frontend, phase, percent);
+    service_loading(&s->service, phase, percent);
     if (now - s->logged_ns < (int64_t)LOADING_LOG_MS * 1000000) return;
     s->logged_ns = now;
-    log_info("loading", "phase=\"%s\" percent=%u", phase,
-             total ? (unsigned)(done * 100 / total) : 0);
+    log_info("loading", "phase=\"%s\" percent=%u", phase, percent);
 }
 
 /* Changes with the model's names, shapes, formats and first bytes, with the device's arithmetic and with our version. */
@@ -73,34 +87,6 @@ static void make_fingerprint(struct server *s)
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%012llx", (unsigned long long)(h >> 16));
 }
 
-static enum status read_keys(struct server *s, struct error *err)
-{
-    const struct config *c = s->config;
-    uint64_t len;
-    uint32_t lines = 1;
-    enum status st = STATUS_OK;
-
-    if (c->api_key_file) st = file_read(c->api_key_file, 1 << 20, &s->key_file, &len, err);
-    if (st) return st;
-    for (const char *p = s->key_file; p && *p; p++)
-        lines += *p == '\n';
-    s->keys = calloc(c->api_key.count + lines, sizeof *s->keys);
-    if (!s->keys) return error_set(err, STATUS_NOMEM, "no memory for the API keys");
-    for (uint32_t i = 0; i < c->api_key.count; i++)
-        s->keys[s->key_count++] = c->api_key.items[i];
-    for (char *save = NULL, *line = s->key_file ? strtok_r(s->key_file, "\r\n", &save) : NULL; line;
-         line = strtok_r(NULL, "\r\n", &save))
-        s->keys[s->key_count++] = line;
-    for (uint32_t i = 0; i < s->key_count; i++)
-        if (!*s->keys[i])
-            return error_set(err, STATUS_INVALID,
-                             "an API key is empty; it must have at least one character");
-    if (c->api_key_file && s->key_count == c->api_key.count)
-        return error_set(err, STATUS_INVALID, "%s has no key; it must have one per line",
-                         c->api_key_file);
-    return STATUS_OK;
-}
-
 /* What can be known wrong before anything is opened. */
 static enum status check_early(const struct config *config, struct error *err)
 {
@@ -108,35 +94,118 @@ static enum status check_early(const struct config *config, struct error *err)
     char *path = NULL;
     enum status st = load_device_options(config, &options, err);
 
+    if (!st && !config->tls_cert != !config->tls_key)
+        st = error_set(err, STATUS_INVALID, "--tls-cert and --tls-key go together; --%s is missing",
+                       config->tls_cert ? "tls-key" : "tls-cert");
+    if (!st && config->uds && config->reuse_port)
+        st = error_set(err, STATUS_INVALID, "--reuse-port is for a TCP port; --uds has none");
     if (!st) st = config_resolve_model(config->model, &path, err);
     free(path);
     return st;
 }
 
+/* --- the operator's socket: on its thread --- */
+
+static void order_drain(void *ctx, bool stop)
+{
+    struct server *s = ctx;
+
+    log_info("drain asked for by the operator", "stop=%d", stop);
+    if (stop) {
+        atomic_store(&s->stop_asked, true);
+        kill(getpid(), SIGCHLD); /* wakes the main thread */
+        return;
+    }
+    frontend_drain(s->frontend);
+    frontend_refuse(s->frontend);
+}
+
+static void order_resume(void *ctx)
+{
+    struct server *s = ctx;
+
+    log_info("resumed by the operator", "%s", "");
+    frontend_resume(s->frontend);
+}
+
+static bool order_reload(void *ctx, struct buf *report)
+{
+    struct server *s = ctx;
+
+    return reload_run(&s->reload, s->frontend, report);
+}
+
+static bool order_log_level(void *ctx, const char *level)
+{
+    struct config wanted = {.log_level = level};
+
+    (void)ctx;
+    if (strcmp(level, "debug") != 0 && strcmp(level, "info") != 0 && strcmp(level, "warn") != 0 &&
+        strcmp(level, "error") != 0)
+        return false;
+    reload_log_level(&wanted);
+    return true;
+}
+
+/* --- starting --- */
+
+static void log_listening(const struct server *s)
+{
+    const struct config *c = s->config;
+    const char *when = c->reuse_port || c->listen_when_ready ? " when=ready" : "";
+    unsigned port = frontend_port(s->frontend);
+
+    if (port)
+        log_info("listening", "url=http%s://%s:%u%s", c->tls_cert ? "s" : "", c->host, port, when);
+    else
+        log_info("listening", "uds=%s%s", c->uds ? c->uds : "inherited", when);
+    if (c->admin_socket) log_info("listening", "admin=%s", c->admin_socket);
+}
+
 static enum status start_frontend(struct server *s, struct error *err)
 {
     const struct config *c = s->config;
+    struct keys keys;
+    int http = systemd_socket(&s->systemd, "http"), admin = systemd_socket(&s->systemd, "admin");
+
+    if (http < 0) http = systemd_socket(&s->systemd, "inferd.socket"); /* the name without one */
     struct frontend_options options = {
         .host = c->host,
         .port = (uint16_t)c->port,
         .uds = c->uds,
-        .api_keys = s->keys,
-        .api_key_count = s->key_count,
-        .cors = c->cors,
+        .web_page = c->web_page,
+        .socket_fd = http > 0 ? http : 0,
+        .reuse_port = c->reuse_port,
+        .listen_when_ready = c->listen_when_ready,
+        .tls_cert = c->tls_cert,
+        .tls_key = c->tls_key,
+        .admin_path = c->admin_socket,
+        .admin_fd = admin > 0 ? admin : 0,
+        .operator= {s, order_drain, order_resume, order_reload, order_log_level},
         .connections_max = (uint32_t)c->max_connections,
-        .body_bytes_max = c->max_body_bytes,
-        .header_timeout_s = (uint32_t)c->header_timeout_s,
-        .idle_timeout_s = (uint32_t)c->idle_timeout_s,
-        .client_stall_s = (uint32_t)c->client_stall_timeout_s,
+        .progress_timeout_s = (uint32_t)c->progress_timeout_s,
         .io_threads = (uint32_t)c->io_threads,
         .text_threads = (uint32_t)c->text_threads,
+        .vllm_metrics = c->vllm_metrics,
+        .log_prompts = c->log_prompts,
+        .tracer = s->tracer,
+        .served = &s->served,
+        .zmq_endpoints = c->zmq_listen.items,
+        .zmq_endpoint_count = c->zmq_listen.count,
+        .zmq_server_key_file = c->zmq_server_key_file,
+        .zmq_client_keys_file = c->zmq_client_keys_file,
         .version = INFERD_VERSION,
     };
-    enum status st = frontend_start(&options, &s->frontend, err);
+    enum status st = keys_read(c, s->systemd.credentials, &keys, err);
 
-    if (!st && c->uds) log_info("listening", "uds=%s", c->uds);
-    if (!st && !c->uds)
-        log_info("listening", "url=http://%s:%u", c->host, frontend_port(s->frontend));
+    if (st) return st;
+    reload_fill(c, &options);
+    options.api_keys = keys.items;
+    options.api_key_count = keys.count;
+    s->reload.had_keys = keys.count > 0;
+    st = frontend_start(&options, &s->frontend, err);
+    keys_fini(&keys);
+    if (!st) log_listening(s);
     return st;
 }
 
@@ -164,7 +233,7 @@ static void on_bus_error(int signal_number)
 }
 
 /* Everything that an answer needs is there. */
-static void become_ready(struct server *s)
+static enum status become_ready(struct server *s, struct error *err)
 {
     struct loaded *l = &s->loaded;
     const struct config *c = s->config;
@@ -186,11 +255,17 @@ static void become_ready(struct server *s)
         .fingerprint = s->fingerprint,
         .no_logits = l->device_options.kind == DEVICE_NULL,
         .trust_content = c->trust_content,
+        .request_metrics = c->enable_per_request_metrics,
     };
-    frontend_set_ready(s->frontend, l->engine, &s->model);
+    observe_describe(c, l, s->model.names[0], &s->served);
+    enum status st = frontend_set_ready(s->frontend, l->engine, &s->model, err);
+
+    if (st) return st;
+    service_ready(&s->service, s->model.names[0]);
     log_info("ready", "model=%s arch=\"%s\" device=\"%s\" load_ms=%.0f", s->model.names[0],
              model_description(l->model), device_description(l->device),
              (double)(clock_mono_ns() - s->started_ns) * 1e-6);
+    return STATUS_OK;
 }
 
 /* The next of our signals, or 0 when none came in the time given. */
@@ -202,45 +277,106 @@ static int wait_signal(const sigset_t *signals, int ms)
     return got < 0 ? 0 : got;
 }
 
-/* Running requests may finish; a second signal or the end of the time ends them. */
+/* Asks the engine for a sign of life and hands it on. False: it has none. */
+static bool check_engine(struct server *s)
+{
+    struct engine_stats stats;
+
+    engine_probe(s->loaded.engine);
+    engine_stats(s->loaded.engine, &stats);
+    if (stats.alive) {
+        service_alive(&s->service, stats.last_progress_ns,
+                      (int64_t)s->config->progress_timeout_s * 1000000000);
+        return true;
+    }
+    log_error("engine lost", "reason=\"%s\"", stats.dead_reason ? stats.dead_reason : "unknown");
+    return false;
+}
+
+static bool is_stop(int got)
+{
+    return got == SIGTERM || got == SIGINT;
+}
+
+/* Waits until the time is up or, with `until_idle`, nothing is under way. True: a signal ends it at once. */
+static bool drain_until(struct server *s, const sigset_t *signals, int64_t until, bool until_idle)
+{
+    int64_t checked_ns = 0;
+
+    while (clock_mono_ns() < until) {
+        if (until_idle && !frontend_busy(s->frontend)) return false;
+        if (is_stop(wait_signal(signals, 20))) return true;
+        if (clock_mono_ns() - checked_ns < (int64_t)service_period_ms(&s->service) * 1000000)
+            continue;
+        checked_ns = clock_mono_ns();
+        service_draining(&s->service, frontend_busy(s->frontend));
+        check_engine(s);
+    }
+    return false;
+}
+
+/* For the grace all goes on, so that balancers see /ready and clients move; then running requests may finish. A second
+ * signal or the end of the time ends them. */
 static void drain(struct server *s, const sigset_t *signals)
 {
-    int64_t until = clock_mono_ns() + (int64_t)s->config->shutdown_timeout_s * 1000000000;
+    const struct config *c = reload_config(&s->reload);
+    int64_t now = clock_mono_ns(), second_ns = 1000000000;
+    int64_t grace_ns = (int64_t)c->drain_grace_s * second_ns;
 
-    log_info("draining", "busy=%u timeout_s=%llu", frontend_busy(s->frontend),
-             (unsigned long long)s->config->shutdown_timeout_s);
+    log_info("draining", "busy=%u grace_s=%llu timeout_s=%llu", frontend_busy(s->frontend),
+             (unsigned long long)c->drain_grace_s, (unsigned long long)c->shutdown_timeout_s);
+    service_stopping(&s->service);
     frontend_drain(s->frontend);
-    while (frontend_busy(s->frontend) && clock_mono_ns() < until) {
-        int got = wait_signal(signals, 20);
-        if (got == SIGTERM || got == SIGINT) break;
-    }
+    if (drain_until(s, signals, now + grace_ns, false)) return;
+    frontend_refuse(s->frontend);
+    drain_until(s, signals, now + grace_ns + (int64_t)c->shutdown_timeout_s * second_ns, true);
+}
+
+static void reload(struct server *s)
+{
+    service_reloading(&s->service);
+    reload_run(&s->reload, s->frontend, NULL);
+    service_reloaded(&s->service);
+}
+
+/* The device has been lost for LOST_NS, and the engine's thread says nothing: it hangs in the driver. */
+static bool engine_is_stuck(struct server *s)
+{
+    struct device_health health = device_health(s->loaded.device);
+    int64_t now = clock_mono_ns();
+
+    if (health.ok) s->lost_since_ns = 0;
+    if (health.ok) return false;
+    if (!s->lost_since_ns) s->lost_since_ns = now;
+    s->stuck = now - s->lost_since_ns > LOST_NS;
+    if (s->stuck)
+        log_error("engine lost", "reason=\"%s\" engine=\"does not answer\"", health.reason);
+    return s->stuck;
 }
 
 /* Waits for a signal, or for the end of loading or of the engine. Returns the exit status. */
 static int serve_until_told(struct server *s, const sigset_t *signals)
 {
-    struct engine_stats stats;
     bool ready = false;
 
     for (;;) {
-        int got = wait_signal(signals, 500);
-        if (got == SIGTERM || got == SIGINT) break;
+        int got = wait_signal(signals, service_period_ms(&s->service));
+        if (is_stop(got) || atomic_load(&s->stop_asked)) break;
+        if (s->load_state == 1 && !ready) {
+            ready = true;
+            if (become_ready(s, &s->load_error)) s->load_state = 2;
+        }
         if (s->load_state == 2) {
             cli_fail(&s->load_error);
             return 1;
         }
-        if (s->load_state == 1 && !ready) {
-            ready = true;
-            become_ready(s);
-        }
+        if (got == SIGHUP) reload(s);
         if (!ready) continue;
-        engine_stats(s->loaded.engine, &stats);
-        if (!stats.alive) {
-            log_error("engine lost", "reason=\"%s\"",
-                      stats.dead_reason ? stats.dead_reason : "unknown");
+        if (!check_engine(s)) {
             sleep(1); /* so that the last requests hear of it, and /health is seen to be 503 */
             return EXIT_LOST;
         }
+        if (engine_is_stuck(s)) return EXIT_LOST;
     }
     if (ready) drain(s, signals);
     return 0;
@@ -257,15 +393,24 @@ static int serve(struct server *s, struct error *err)
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGCHLD);
+    sigaddset(&signals, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &signals,
                     NULL); /* inherited by every thread: main alone takes them */
     s->started_ns = s->logged_ns = clock_mono_ns();
-    if (check_early(s->config, err) || read_keys(s, err) || start_frontend(s, err)) {
+    if (check_early(s->config, err) || observe_open_tracer(s->config, &s->tracer, err) ||
+        start_frontend(s, err)) {
         cli_fail(err);
     } else if (pthread_create(&s->loader, NULL, load_thread, s)) {
         fprintf(stderr, "inferd: no thread for loading: %s\n", strerror(errno));
     } else {
         status = serve_until_told(s, &signals);
+        if (status == EXIT_LOST) {
+            /* A device that hangs would hold every call that ends it; nothing outlives the process. */
+            if (!s->stuck) frontend_stop(s->frontend);
+            log_info("stopped", "status=%d", status);
+            fflush(NULL);
+            _exit(status);
+        }
         frontend_stop(s->frontend);
         s->frontend = NULL;
         if (!s->load_state) {
@@ -277,14 +422,13 @@ static int serve(struct server *s, struct error *err)
         log_info("stopped", "status=%d", status);
     }
     frontend_stop(s->frontend);
-    free(s->keys);
-    free(s->key_file);
+    tracer_destroy(s->tracer);
+    service_close(&s->service);
     return status;
 }
 
 int cli_serve(int argc, char **argv)
 {
-    static const char *const levels[] = {"debug", "info", "warn", "error"};
     struct config config;
     struct server s = {.config = &config};
     struct error err;
@@ -304,10 +448,12 @@ int cli_serve(int argc, char **argv)
                 config.rest.items[0]);
         status = 2;
     } else {
-        for (int i = 0; i < 4; i++)
-            if (strcmp(config.log_level, levels[i]) == 0) log_set_level((enum log_level)i);
-        log_set_timestamps(config.log_timestamps);
+        observe_setup_log(&config);
+        systemd_read(&s.systemd);
+        service_open(&s.service, &s.systemd);
+        reload_init(&s.reload, argc, argv, &config, s.systemd.credentials);
         status = serve(&s, &err);
+        reload_fini(&s.reload);
     }
     config_fini(&config);
     return status;

@@ -234,9 +234,13 @@ enum status config_set(struct config *config, const char *name, const char *text
 
     if (i < 0) {
         const char *near = config_nearest(name);
-        return error_set(err, STATUS_INVALID, "%s: there is no such option%s%s%s", where,
-                         near ? "; did you mean " : "", near ? near : "",
-                         near ? "?" : " (inferd serve --help lists them)");
+        const char *hint = config_hint(name);
+
+        if (hint)
+            return error_set(err, STATUS_INVALID, "%s: there is no such option; %s", where, hint);
+        return error_set(err, STATUS_INVALID, "%s: there is no such option%s%s%s%s", where,
+                         near ? "; did you mean " : "", near && source == CONFIG_FLAG ? "--" : "",
+                         near ? near : "", near ? "?" : " (inferd serve --help lists them)");
     }
     const struct option *o = &config_options[i];
     if (source < config->source[i]) return STATUS_OK; /* a better source has spoken */
@@ -253,6 +257,41 @@ bool config_given(const struct config *config, const char *field)
     int i = config_find(field);
 
     return i >= 0 && config->source[i] != CONFIG_DEFAULT;
+}
+
+uint32_t config_count(void)
+{
+    return config_option_count;
+}
+
+const char *config_name(uint32_t option)
+{
+    return config_options[option].field;
+}
+
+static bool same_text(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+bool config_same(const struct config *a, const struct config *b, uint32_t option)
+{
+    const struct option *o = &config_options[option];
+    const void *x = (const char *)a + o->offset, *y = (const char *)b + o->offset;
+    const struct config_strings *xs = x, *ys = y;
+
+    switch (o->type) {
+    case OPT_STRING:
+    case OPT_CHOICE: return same_text(*(const char *const *)x, *(const char *const *)y);
+    case OPT_UINT:
+    case OPT_BYTES: return *(const uint64_t *)x == *(const uint64_t *)y;
+    case OPT_REAL: return *(const double *)x == *(const double *)y;
+    case OPT_BOOL: return *(const bool *)x == *(const bool *)y;
+    case OPT_STRINGS: break;
+    }
+    for (uint32_t i = 0; xs->count == ys->count && i < xs->count; i++)
+        if (!same_text(xs->items[i], ys->items[i])) return false;
+    return xs->count == ys->count;
 }
 
 void config_fini(struct config *config)

@@ -46,6 +46,11 @@ void config_fini(struct config *config);
 /* Whether the option was given anywhere; field: "max_model_len". */
 bool config_given(const struct config *config, const char *field);
 
+/* Options by number, 0..config_count()-1: name with underscores, and whether two runs have the same value. */
+uint32_t config_count(void);
+const char *config_name(uint32_t option);
+bool config_same(const struct config *a, const struct config *b, uint32_t option);
+
 /* `--help`'s list, and docs/configuration.md. */
 void config_print_help(FILE *to);
 void config_print_markdown(FILE *to);
@@ -70,3 +75,5 @@ enum status config_resolve_model(const char *model, char **out, struct error *er
 /* The folder of inferd's own cache: XDG_CACHE_HOME/inferd or ~/.cache/inferd; it need not exist. The caller frees. NULL: the
  * environment names no home, or no memory. */
 char *config_cache_folder(void);
+/* Whether standard error is systemd's journal (JOURNAL_STREAM, systemd.exec(5)). */
+bool config_stderr_is_journal(void);

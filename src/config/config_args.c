@@ -1,8 +1,12 @@
 /* config_args.c - defaults, then environment, file and flags in the order of their rank. */
 #include "config/config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "config/config_private.h"
 
@@ -38,10 +42,49 @@ static enum status check_environment(struct error *err)
     return STATUS_OK;
 }
 
+/* What OTEL_TRACES_SAMPLER and its argument say as a share; NULL: nothing, or a sampler that we do not have. */
+static const char *otel_ratio(void)
+{
+    const char *sampler = getenv("OTEL_TRACES_SAMPLER"), *ratio = getenv("OTEL_TRACES_SAMPLER_ARG");
+
+    if (!sampler || !*sampler || strstr(sampler, "traceidratio")) return ratio;
+    if (strstr(sampler, "always_off")) return "0";
+    return strstr(sampler, "always_on") ? "1" : NULL;
+}
+
+/* OpenTelemetry's own variables: they rank below ours, so they come first. */
+static enum status set_from_otel(struct config *c, struct error *err)
+{
+    static const struct {
+        const char *variable, *field;
+    } names[] = {
+        {"OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_endpoint"},
+        {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "otlp_traces_endpoint"},
+        {"OTEL_EXPORTER_OTLP_HEADERS", "otlp_headers"},
+        {"OTEL_SERVICE_NAME", "otlp_service_name"},
+        {"OTEL_RESOURCE_ATTRIBUTES", "otlp_resource_attributes"},
+        {"OTEL_TRACES_SAMPLER_ARG", "otlp_sample_ratio"},
+    };
+    const char *off = getenv("OTEL_SDK_DISABLED");
+    enum status st = STATUS_OK;
+
+    if (off && strcasecmp(off, "true") == 0) return STATUS_OK;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !st; i++) {
+        bool ratio = strcmp(names[i].field, "otlp_sample_ratio") == 0;
+        const char *value = ratio ? otel_ratio() : getenv(names[i].variable);
+
+        if (value && *value)
+            st = config_set(c, names[i].field, value, CONFIG_ENVIRONMENT, names[i].variable, err);
+    }
+    return st;
+}
+
 static enum status set_from_environment(struct config *c, struct error *err)
 {
     enum status st = check_environment(err);
     char name[80];
+
+    if (!st) st = set_from_otel(c, err);
 
     for (uint32_t i = 0; i < config_option_count && !st; i++) {
         const char *field = config_options[i].field;
@@ -137,4 +180,15 @@ enum status config_parse(int argc, char **argv, struct config *out, struct error
     if (!st && !out->help && out->config) st = config_read_file(out, out->config, err);
     if (st) config_fini(out);
     return st;
+}
+
+bool config_stderr_is_journal(void)
+{
+    const char *stream = getenv(
+        "JOURNAL_STREAM"); /* "device:inode" of the socket that the service manager gave us */
+    unsigned long long device, inode;
+    struct stat st;
+
+    return stream && sscanf(stream, "%llu:%llu", &device, &inode) == 2 &&
+           fstat(STDERR_FILENO, &st) == 0 && st.st_dev == device && st.st_ino == inode;
 }

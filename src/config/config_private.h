@@ -22,5 +22,8 @@ struct option {
 extern const struct option config_options[];
 extern const uint32_t config_option_count;
 
+/* What to say of an option that vLLM or llama-server has and we have otherwise or not: static, or NULL. */
+const char *config_hint(const char *name);
+
 /* "max_model_len" -> "max-model-len" in `out`. */
 const char *option_flag(const struct option *option, char out[static 64]);

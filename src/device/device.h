@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "device/device_fault.h"
 #include "device/plan.h"
 #include "device/step.h"
 
@@ -30,12 +31,16 @@ struct device_options {
     enum cpu_numerics numerics;
     const char *
         isa; /* CPU: NULL = best; "generic", "avx2", "avx512", "avx512-vnni", "amx": for tests and benchmarks */
-    uint32_t null_step_us;    /* null: time of a step, 0 = at once */
-    int ordinal;              /* CUDA device number */
-    enum dtype compute_dtype; /* CUDA: DTYPE_BF16 or DTYPE_F16 */
+    uint32_t null_step_us; /* null: time of a step, 0 = at once */
+    int ordinal;           /* CUDA device number */
+    /* CUDA: DTYPE_BF16 or DTYPE_F16; DTYPE_F32: what suits the stored weights (cuda_compute_dtype) */
+    enum dtype compute_dtype;
     bool enforce_eager;       /* CUDA: no graphs */
     const char *cache_folder; /* CUDA: for what is measured at start; NULL: nothing is kept */
     bool batch_invariant;     /* CUDA; the CPU always is */
+    uint32_t
+        step_timeout_ms; /* CUDA: a step that takes longer is a device that has stopped answering; 0: no limit */
+    struct device_fault fault; /* for tests */
     void (*progress)(void *ctx, uint64_t done_bytes,
                      uint64_t total_bytes); /* compile; may be NULL */
     void *progress_ctx;
@@ -47,8 +52,11 @@ struct device_health {
     bool ok;
     const char *reason; /* static text where not ok */
     uint64_t steps_done;
-    int64_t last_step_ns;      /* CLOCK_MONOTONIC of the last finished step, 0 before it */
-    uint64_t late_allocations; /* device memory taken after compile: stays 0 */
+    int64_t last_step_ns; /* CLOCK_MONOTONIC of the last finished step, 0 before it */
+    uint64_t
+        late_allocations; /* memory taken after compile, for the device or by its thread: stays 0 */
+    int64_t
+        memory_drift; /* CUDA: bytes by which free memory has shrunk since compile, by whomever; looked at now and then */
 };
 
 /* Errors: STATUS_UNSUPPORTED (a kind this build or machine lacks), STATUS_NOMEM, STATUS_DEVICE. */

@@ -20,6 +20,14 @@ void device_memory_add(struct device_memory *memory, const char *name, uint64_t 
     *(host ? &memory->host_bytes : &memory->device_bytes) += bytes;
 }
 
+void device_memory_add_estimate(struct device_memory *memory, const char *name, uint64_t bytes)
+{
+    if (!bytes) return;
+    device_memory_add(memory, name, bytes, false);
+    memory->lines[memory->line_count - 1].estimate = true;
+    memory->estimate_bytes += bytes;
+}
+
 enum status device_memory_plan(const struct device_options *options, const struct plan *plan,
                                const struct device_limits *limits, struct device_memory *out,
                                struct error *err)

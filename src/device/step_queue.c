@@ -1,10 +1,12 @@
 #include "device/step_queue.h"
 
 #include <assert.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/malloc_count.h"
 
 /* Whether step completed + 1 can go on: its body is there, and for the second half its sampling. */
 static bool can_finish(const struct step_queue *q)
@@ -49,18 +51,57 @@ static bool wait_for_sample(struct step_queue *q)
     return there;
 }
 
+static void take_memory(void)
+{
+    void *volatile taken = malloc(64); /* volatile: else the compiler leaves both calls out */
+
+    free(taken);
+}
+
+/* A step that never ends, until the device is closed. */
+static void hang(struct step_queue *q)
+{
+    pthread_mutex_lock(&q->lock);
+    while (!q->stop)
+        pthread_cond_wait(&q->work, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* Whether the step is not to run: *result says why. */
+static bool fails(struct step_queue *q, enum fault_kind fault, struct step_result *result)
+{
+    const char *lost = atomic_load(&q->lost);
+
+    if (fault == FAULT_LOST) atomic_store(&q->lost, lost = "a fault asked for by --inject-fault");
+    if (lost)
+        result->status =
+            error_set(&result->error, STATUS_DEVICE_LOST, "the device was lost: %s", lost);
+    else if (fault == FAULT_STEP)
+        result->status =
+            error_set(&result->error, STATUS_DEVICE, "a fault asked for by --inject-fault");
+    return result->status != STATUS_OK;
+}
+
 static void *queue_main(void *arg)
 {
     struct step_queue *q = arg;
     const struct step *step;
     uint32_t index;
 
+    malloc_count_watch(&q->late_allocations);
     while ((step = next_step(q, &index))) {
+        enum fault_kind fault = device_fault_at(&q->fault, step->seq_no);
         struct step_result *result = &q->flights[index].result;
         *result = (struct step_result){.seq_no = step->seq_no, .started_ns = clock_mono_ns()};
-        q->ops.body(q->ctx, index, step);
+        if (fault == FAULT_ALLOC) take_memory();
+        bool failed = fails(q, fault, result);
+        if (!failed) q->ops.body(q->ctx, index, step);
         if (!wait_for_sample(q)) break;
-        q->ops.sample(q->ctx, index, step, q->flights[index].masks, result);
+        if (fault == FAULT_HANG) {
+            hang(q);
+            break;
+        }
+        if (!failed) q->ops.sample(q->ctx, index, step, q->flights[index].masks, result);
         result->ended_ns = clock_mono_ns();
         finish(q);
     }
@@ -68,13 +109,15 @@ static void *queue_main(void *arg)
 }
 
 enum status step_queue_init(struct step_queue *queue, const struct step_queue_ops *ops, void *ctx,
-                            const struct device *device, uint32_t inflight, struct error *err)
+                            const struct device *device, uint32_t inflight,
+                            const struct device_fault *fault, struct error *err)
 {
     pthread_condattr_t mono;
     int code;
 
     assert(inflight >= 1 && inflight <= STEP_QUEUE_MAX);
     queue->ops = *ops, queue->ctx = ctx, queue->device = device, queue->inflight = inflight;
+    queue->fault = *fault;
     pthread_mutex_init(&queue->lock, NULL);
     pthread_condattr_init(&mono);
     pthread_condattr_setclock(&mono, CLOCK_MONOTONIC);
@@ -182,9 +225,12 @@ void step_queue_drain(struct step_queue *queue)
 
 struct device_health step_queue_health(const struct step_queue *queue)
 {
+    const char *lost = atomic_load(&queue->lost);
+
     return (struct device_health){
-        .ok = true,
-        .reason = "",
+        .ok = !lost,
+        .reason = lost ? lost : "",
+        .late_allocations = atomic_load(&queue->late_allocations),
         .steps_done = atomic_load(&queue->steps_done),
         .last_step_ns = atomic_load(&queue->last_step_ns),
     };

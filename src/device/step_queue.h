@@ -2,7 +2,8 @@
  *
  *   submit_body --> body runs --> waits for submit_sample --> sample runs --> done, notify --> wait, release
  * One thread of its own runs the callbacks, one step after the other. The engine's thread calls the rest; `lock` guards the
- * fields marked (lock). Memory: none beyond the struct. */
+ * fields marked (lock). Memory: none beyond the struct; what that thread takes while it runs steps is counted (late_allocations).
+ * Faults asked for by device_options.fault are made here. */
 #pragma once
 
 #include <pthread.h>
@@ -33,6 +34,9 @@ struct step_queue {
     uint64_t submitted, completed,
         released; /* (lock) highest seq_no; in flight: submitted - released */
     bool stop;    /* (lock) */
+    struct device_fault fault;
+    const char *_Atomic lost; /* why no later step will run; NULL: all is well */
+    _Atomic uint64_t late_allocations;
     struct {
         const struct step *step;
         const struct step_masks *masks;
@@ -45,7 +49,8 @@ struct step_queue {
 
 /* Errors: STATUS_IO (no thread). queue: zeroed. */
 enum status step_queue_init(struct step_queue *queue, const struct step_queue_ops *ops, void *ctx,
-                            const struct device *device, uint32_t inflight, struct error *err);
+                            const struct device *device, uint32_t inflight,
+                            const struct device_fault *fault, struct error *err);
 /* Runs what is wholly submitted, leaves out steps whose sampling never came. Idempotent. */
 void step_queue_fini(struct step_queue *queue);
 

@@ -9,7 +9,12 @@
 #include "engine/engine_state.h"
 
 enum { DECODES = 4, KINDS = 3, ROUNDS_MAX = 12 };
-static const int64_t patience_ns = INT64_C(60000000000);
+
+static int64_t patience_ns(const struct engine *e)
+{
+    return e->options.step_timeout_ms ? (int64_t)e->options.step_timeout_ms * 1000000
+                                      : INT64_C(60000000000);
+}
 
 /* The slot's sampling state and its blocks for so many tokens: the pools' first ones. */
 static void put_open(const struct engine *e, struct step *step, uint32_t tokens)
@@ -43,9 +48,9 @@ static enum status run_step(struct engine *e, struct step *step, bool counts, st
     enum status st = device_submit_body(e->device, step);
 
     if (!st) st = device_submit_sample(e->device, step, NULL);
-    if (!st) st = device_wait(e->device, step->seq_no, patience_ns, &result);
+    e->steps_submitted += st == STATUS_OK;
+    if (!st) st = device_wait(e->device, step->seq_no, patience_ns(e), &result);
     if (st) return error_set(err, STATUS_DEVICE, "the device did not run a step on trial");
-    e->results_taken++;
     if (result->status) {
         st = error_set(err, result->status, "the device failed a step on trial: %.200s",
                        result->error.message);

@@ -245,7 +245,10 @@ static void deliver_token(struct engine *e, struct engine_request *er, struct ch
     c->counted++;
     e->totals.generation_tokens++;
     __atomic_fetch_add(&r->times.completion_tokens, 1, __ATOMIC_RELAXED);
-    if (!r->times.first_token_ns) r->times.first_token_ns = e->now_ns;
+    if (!r->times.first_token_ns) {
+        r->times.first_token_ns = e->now_ns;
+        engine_first_token(e, er);
+    }
     r->times.last_token_ns = e->now_ns;
     push(e, er, &output);
     if (is_stop(r, sampled->token) && c->counted > r->min_tokens)

@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "engine/engine_state.h"
-#include "engine/malloc_count.h"
 
 /* --- life --------------------------------------------------------------------------------------------------- */
 
@@ -76,12 +75,12 @@ static void free_engine(struct engine *e)
     free(e);
 }
 
-/* The device's thread may still be inside the notification of a step whose result has been taken: wait for it to leave. A lost
- * device may never come; it is not waited for long, and what it could touch is then left to it. */
+/* The device's thread may still be inside the notification of a step whose result has been taken, or on its way to one: wait
+ * for it to leave. A lost device may never come; it is not waited for long, and what it could touch is then left to it. */
 static bool notifications_are_over(const struct engine *e)
 {
     for (int i = 0; i < 1000; i++) {
-        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->results_taken)
+        if (atomic_load_explicit(&e->notified, memory_order_acquire) >= e->steps_submitted)
             return true;
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
@@ -108,20 +107,22 @@ enum status engine_create(const struct engine_options *options, struct device *d
     if (!e->wake || alloc_flights(e))
         st = error_set(err, STATUS_NOMEM, "no memory for step buffers");
     if (!st) st = make_sched(e, err);
+    forecast_margin_init(&e->margin);
+    for (int k = 0; k < FORECAST_KINDS; k++)
+        atomic_store(&e->published.margin[k], e->margin.factor[k]);
     if (st) {
         free_engine(e);
         return st;
     }
     atomic_store(&e->published.kv_blocks_total, sched_counts(e->sched).kv_blocks_total);
-    atomic_store(&e->published.idle, 1);
     device_set_notify(device, device_notify, e);
     st = calibrate(e, err);
     if (st) {
         if (notifications_are_over(e)) free_engine(e);
         return st;
     }
+    e->totals.last_progress_ns = clock_mono_ns();
     step_loop_publish(e);
-    e->mallocs_at_start = malloc_count();
     if (pthread_create(&e->thread, NULL, step_loop, e)) {
         free_engine(e);
         return error_set(err, STATUS_IO, "the engine thread could not be started");
@@ -138,6 +139,11 @@ void engine_destroy(struct engine *e)
     notify_signal(e->wake);
     pthread_join(e->thread, NULL);
     if (notifications_are_over(e)) free_engine(e);
+}
+
+void engine_probe(struct engine *e)
+{
+    notify_signal(e->wake);
 }
 
 void engine_drain(struct engine *e)
@@ -259,7 +265,7 @@ static void init_choice(const struct engine *e, struct engine_request *er, uint3
         .biases = r->sampling.biases,
         .priority = r->priority,
         .tenant = r->tenant,
-        .salt = r->tenant,
+        .salt = r->cache_salt ? hash_mix64(r->tenant ^ r->cache_salt) : r->tenant,
         .credit = &er->credit,
         .owner = er,
     };
@@ -284,6 +290,7 @@ static struct engine_request *make_state(const struct engine *e, struct request 
     er->request = r;
     er->choice_count = er->open_count = choices;
     er->reserved = r->prompt_scores ? r->prompt_count : 0;
+    er->class = sequence_class_of(r->max_tokens);
     for (uint32_t i = 0; i < choices; i++)
         init_choice(e, er, i, &sampled);
     for (uint32_t p = 0; p < r->prompt_count; p++)
@@ -322,9 +329,11 @@ static struct forecast read_forecast(struct engine *e)
         .decodes = atomic_load(&p->decodes),
         .decode_pairs = atomic_load(&p->decode_pairs),
         .rows_under_way = atomic_load(&p->rows_under_way),
+        .rows_of_floods = atomic_load(&p->rows_of_floods),
         .free_slots = atomic_load(&p->free_slots),
         .rows_max = e->options.max_num_batched_tokens,
         .max_step_ns = (int64_t)e->options.max_itl_us * 1000,
+        .by_class = e->options.class_age_us > 0,
     };
 }
 
@@ -333,12 +342,15 @@ static struct queue_account *queue_account(struct engine *e, uint64_t tenant)
     return &e->queue_accounts[hash_mix64(tenant) % QUEUE_ACCOUNTS];
 }
 
-static void leave_queue(struct engine *e, uint64_t tenant, uint32_t seqs, uint64_t tokens)
+static void leave_queue(struct engine *e, uint64_t tenant, enum seq_class class, uint32_t seqs,
+                        uint64_t tokens)
 {
     struct queue_account *account = queue_account(e, tenant);
 
     atomic_fetch_sub(&e->queued_seqs, seqs);
     atomic_fetch_sub(&e->queued_tokens, tokens);
+    atomic_fetch_sub(&e->queue_classes[class].seqs, seqs);
+    atomic_fetch_sub(&e->queue_classes[class].tokens, tokens);
     atomic_fetch_sub(&account->tokens, tokens);
     if (atomic_fetch_sub(&account->seqs, seqs) == seqs)
         atomic_fetch_sub(&e->queue_account_count, 1);
@@ -346,7 +358,8 @@ static void leave_queue(struct engine *e, uint64_t tenant, uint32_t seqs, uint64
 
 /* A queue that one tenant has filled has room for the others still: each may have its share of the bounds, up to twice the bounds in
  * all. */
-static bool take_queue_room(struct engine *e, uint64_t tenant, uint32_t seqs, uint64_t tokens)
+static bool take_queue_room(struct engine *e, uint64_t tenant, enum seq_class class, uint32_t seqs,
+                            uint64_t tokens)
 {
     struct queue_account *account = queue_account(e, tenant);
     uint64_t seqs_max = e->options.queue_seqs_max, tokens_max = e->options.queue_tokens_max;
@@ -355,6 +368,8 @@ static bool take_queue_room(struct engine *e, uint64_t tenant, uint32_t seqs, ui
     uint64_t own_tokens = atomic_fetch_add(&account->tokens, tokens) + tokens;
     uint32_t before = atomic_fetch_add(&account->seqs, seqs);
 
+    atomic_fetch_add(&e->queue_classes[class].seqs, seqs);
+    atomic_fetch_add(&e->queue_classes[class].tokens, tokens);
     if (before == 0) atomic_fetch_add(&e->queue_account_count, 1);
     if (all_seqs <= seqs_max && all_tokens <= tokens_max) return true;
     uint32_t sharers = atomic_load(&e->queue_account_count);
@@ -362,52 +377,78 @@ static bool take_queue_room(struct engine *e, uint64_t tenant, uint32_t seqs, ui
         own_tokens * sharers <= tokens_max && all_seqs <= 2 * seqs_max &&
         all_tokens <= 2 * tokens_max)
         return true;
-    leave_queue(e, tenant, seqs, tokens);
+    leave_queue(e, tenant, class, seqs, tokens);
     return false;
 }
 
 void engine_leave_queue(struct engine *e, struct choice *choice)
 {
+    const struct engine_request *er = choice->seq.owner;
+
     if (choice->started) return;
     choice->started = true;
-    leave_queue(e, choice->seq.tenant, 1, choice->seq.prompt_count);
+    leave_queue(e, choice->seq.tenant, er->class, 1, choice->seq.prompt_count);
 }
 
-/* When the request's first token would come if it were taken, in ns from now; -1: not known. Tenants take turns, so of what waits
- * no more is ahead of it than its own, once for each of them. */
-static int64_t predict_first_token(struct engine *e, const struct request *r, uint64_t tokens)
+/* Sets when the request's first token would come if it were taken, in ns from now; -1: not known. */
+static void predict_first_token(struct engine *e, struct engine_request *er)
 {
-    struct queue_account *account = queue_account(e, r->tenant);
+    struct queue_account *account = queue_account(e, er->request->tenant);
     struct forecast f = read_forecast(e);
-    uint64_t sharers = atomic_load(&e->queue_account_count) + 1;
-    uint64_t seqs_ahead = atomic_load(&e->queued_seqs), tokens_ahead;
-    uint64_t own_seqs = atomic_load(&account->seqs);
-    uint64_t own_tokens = atomic_load(&account->tokens);
+    struct forecast_queue queue = {
+        .own_seqs = atomic_load(&account->seqs),
+        .own_tokens = atomic_load(&account->tokens),
+        .sharers = atomic_load(&e->queue_account_count),
+        .starts_per_s = atomic_load(&e->published.starts_per_ks) / 1000.0,
+    };
 
-    if (!f.ready) return -1;
-    tokens_ahead = atomic_load(&e->queued_tokens);
-    if ((own_seqs + 1) * sharers < seqs_ahead) seqs_ahead = (own_seqs + 1) * sharers;
-    if ((own_tokens + tokens) * sharers < tokens_ahead)
-        tokens_ahead = (own_tokens + tokens) * sharers;
-    return forecast_first_token(&f, (uint32_t)seqs_ahead, tokens_ahead, (uint32_t)tokens,
-                                atomic_load(&e->published.starts_per_ks) / 1000.0);
+    queue.sharers += queue.own_seqs == 0;
+    for (int c = 0; c < SEQ_CLASSES; c++) {
+        queue.seqs[c] = atomic_load(&e->queue_classes[c].seqs);
+        queue.tokens[c] = atomic_load(&e->queue_classes[c].tokens);
+    }
+    er->kind = forecast_kind(&queue, er->class);
+    er->predicted_ns = forecast_queued(&f, &queue, er->class, (uint32_t)er->tokens);
 }
 
-/* 0, or in how many seconds a request that would be late now would be in time. */
-static uint32_t late_by_s(struct engine *e, const struct request *r, uint64_t tokens,
-                          struct error *err)
+static bool is_idle(struct engine *e)
 {
+    return atomic_load(&e->queued_seqs) == 0 && atomic_load(&e->published.decodes) == 0 &&
+           atomic_load(&e->published.rows_under_way) == 0;
+}
+
+/* Sets the request's limit and prediction. 0, or in how many seconds one that would be late now would be in time. The server's own limit
+ * refuses nobody while nothing is computed: a wrong prediction would never be put right. */
+static uint32_t late_by_s(struct engine *e, struct engine_request *er, struct error *err)
+{
+    const struct request *r = er->request;
     int64_t limit_ns = (int64_t)e->options.ttft_limit_us * 1000;
     int64_t now_ns = clock_mono_ns(), left_ns = r->deadline_ns ? r->deadline_ns - now_ns : 0;
+    struct forecast_margin margin;
+    bool own = r->deadline_ns && (!limit_ns || left_ns < limit_ns);
 
-    if (r->deadline_ns && (!limit_ns || left_ns < limit_ns)) limit_ns = left_ns > 1 ? left_ns : 1;
+    if (own) limit_ns = left_ns > 1 ? left_ns : 1;
     if (!limit_ns) return 0;
-    int64_t wait_ns = predict_first_token(e, r, tokens);
-    if (wait_ns <= limit_ns) return 0;
+    for (int k = 0; k < FORECAST_KINDS; k++)
+        margin.factor[k] = atomic_load(&e->published.margin[k]);
+    er->limit_ns = limit_ns;
+    predict_first_token(e, er);
+    if (er->predicted_ns < 0 || (!own && is_idle(e)) ||
+        forecast_in_time(&margin, er->kind, er->predicted_ns, limit_ns))
+        return 0;
+    double wait_ns = (double)er->predicted_ns * margin.factor[er->kind];
     error_set(err, STATUS_FULL, "the first token would come in %.0f ms, and %.0f ms are allowed",
-              (double)wait_ns * 1e-6, (double)limit_ns * 1e-6);
-    int64_t over_s = (wait_ns - limit_ns + 999999999) / 1000000000;
-    return over_s > 60 ? 60 : (uint32_t)over_s;
+              wait_ns * 1e-6, (double)limit_ns * 1e-6);
+    double over_s = (wait_ns - (double)limit_ns) * 1e-9;
+    return over_s > 59 ? 60 : (uint32_t)over_s + 1;
+}
+
+void engine_first_token(struct engine *e, const struct engine_request *er)
+{
+    if (!er->limit_ns || er->predicted_ns < 0) return;
+    forecast_margin_learn(&e->margin, er->kind, er->predicted_ns, er->limit_ns,
+                          e->now_ns - er->request->times.submitted_ns);
+    atomic_store(&e->published.margin[er->class], e->margin.factor[er->kind]);
 }
 
 static enum status refuse(struct engine *e, struct engine_request *er, enum status st)
@@ -432,12 +473,12 @@ enum status engine_submit(struct engine *e, struct request *r, uint32_t *retry_a
     if (!er) return refuse(e, er, error_set(err, STATUS_NOMEM, "no memory for the request"));
     st = check_fit(e, er, err);
     if (st) return refuse(e, er, st);
-    uint32_t late_s = late_by_s(e, r, er->tokens, err);
+    uint32_t late_s = late_by_s(e, er, err);
     if (late_s) {
         *retry_after_s = late_s;
         return refuse(e, er, STATUS_FULL);
     }
-    if (!take_queue_room(e, r->tenant, er->choice_count, er->tokens * r->best_of)) {
+    if (!take_queue_room(e, r->tenant, er->class, er->choice_count, er->tokens * r->best_of)) {
         *retry_after_s = retry_after(e, atomic_load(&e->queued_seqs));
         return refuse(e, er, error_set(err, STATUS_FULL, "the queue of waiting requests is full"));
     }
@@ -524,6 +565,7 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .prompt_tokens = atomic_load(&p->prompt_tokens),
         .generation_tokens = generation_tokens(e),
         .cached_tokens = atomic_load(&p->cached_tokens),
+        .computed_tokens = atomic_load(&p->computed_tokens),
         .requests_submitted = atomic_load(&e->requests_submitted),
         .requests_finished = atomic_load(&p->requests_finished),
         .requests_aborted = atomic_load(&p->requests_aborted),
@@ -542,10 +584,15 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .prefix_blocks = atomic_load(&p->prefix_blocks),
         .prefix_pinned = atomic_load(&p->prefix_pinned),
         .prefix_evictions = atomic_load(&p->prefix_evictions),
-        .late_mallocs = malloc_count() - e->mallocs_at_start,
+        .late_mallocs = atomic_load(&e->late_mallocs),
     };
     out->kv_held_ns = atomic_load(&p->kv_held_ns);
     out->kv_wasted_ns = atomic_load(&p->kv_wasted_ns);
+    out->kv_places = atomic_load(&p->kv_places);
+    out->kv_tokens = atomic_load(&p->kv_tokens);
+    out->waiting_for = seq_hold_name((enum seq_hold)atomic_load(&p->held));
+    for (int i = 0; i < ENGINE_STEP_CLASSES; i++)
+        out->step_classes[i] = atomic_load(&p->step_classes[i]);
     out->window_ns = atomic_load(&p->window_ns);
     out->arrivals_per_ks = atomic_load(&p->arrivals_per_ks);
     for (int i = 0; i < WINDOW_TRIGGERS; i++)
@@ -553,6 +600,8 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
     static_assert(sizeof out->holds == HOLDS * sizeof *out->holds, "a number for each");
     for (int i = 0; i < HOLDS; i++)
         out->holds[i] = atomic_load(&p->holds[i]);
+    struct device_health health = device_health(e->device);
+    out->late_device_allocations = health.late_allocations;
+    out->device_memory_drift = health.memory_drift;
     out->alive = !out->dead_reason;
-    if (atomic_load(&p->idle)) out->last_progress_ns = clock_mono_ns();
 }

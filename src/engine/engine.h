@@ -42,6 +42,8 @@ struct engine_options {
     uint32_t
         calibrate_ms; /* engine_create runs steps on trial for about so long, so that step times are known; 0: it learns as it serves */
     bool no_prefix_sharing; /* every prompt is computed in full */
+    uint32_t
+        step_timeout_ms; /* a device that takes longer for a step has stopped answering: it is lost; 0: no limit */
 };
 
 /* Starts the engine thread over a compiled device. Borrows the device, plan and limits until engine_destroy. */
@@ -68,23 +70,37 @@ void engine_end_choice(struct engine *engine, struct request *request, uint32_t 
 /* No new submissions (STATUS_CLOSED) from here on; running and waiting ones go on. */
 void engine_drain(struct engine *engine);
 
+/* Steps are counted by their rows, in classes up to these; the last one has those with more. */
+enum { ENGINE_STEP_CLASSES = 14 };
+extern const uint32_t engine_step_rows[ENGINE_STEP_CLASSES - 1];
+/* Asks the thread for a turn, so that an idle engine shows by last_progress_ns that it lives. Cheap; any thread. */
+void engine_probe(struct engine *engine);
+
 /* A consistent-enough picture for /metrics, /ready and logs; each value was true within the last turn. */
 struct engine_stats {
     bool alive; /* the thread lives and the device is not lost */
     bool draining;
-    const char *dead_reason;  /* static text where not alive */
-    int64_t last_progress_ns; /* CLOCK_MONOTONIC: a step finished, or the engine was idle */
+    const char *dead_reason; /* static text where not alive */
+    int64_t
+        last_progress_ns; /* CLOCK_MONOTONIC: a step finished, or a turn had nothing to compute (engine_probe) */
     uint64_t steps;
     uint64_t prompt_tokens, generation_tokens, cached_tokens; /* totals that count */
+    uint64_t
+        computed_tokens; /* prompt tokens of sequences that have started, but for the cached ones */
     uint64_t requests_submitted, requests_finished, requests_aborted, requests_rejected,
         requests_failed;
     uint32_t seqs_running, seqs_waiting, seqs_blocked;
     uint32_t kv_blocks_total,
-        kv_blocks_used;     /* used: by sequences; blocks kept for later prompts are not */
+        kv_blocks_used; /* used: by sequences; blocks kept for later prompts are not */
+    uint64_t kv_places,
+        kv_tokens;          /* of the blocks that sequences hold: places, and tokens in them */
     uint64_t step_rows_sum; /* rows over all steps */
+    uint64_t step_classes[ENGINE_STEP_CLASSES];
     uint64_t step_ns_sum;   /* device time over all steps */
     uint64_t host_ns_sum;   /* engine thread's time outside waiting */
     uint64_t late_mallocs;  /* allocations on the step path after start: stays 0 */
+    uint64_t late_device_allocations; /* device_health.late_allocations: stays 0 */
+    int64_t device_memory_drift;      /* device_health.memory_drift */
     uint64_t preemptions,
         recomputed_tokens; /* KV given up for want of blocks; tokens computed a second time for it */
     uint32_t prefix_blocks; /* entries of the prefix index, in use or kept for later prompts */
@@ -95,6 +111,8 @@ struct engine_stats {
     int64_t window_ns; /* admission window as last decided (sched/window.h) */
     uint32_t
         arrivals_per_ks; /* sequences that arrive in 1000 s, averaged over about one; rho = this * window */
+    const char
+        *waiting_for;  /* static: sched/sequence.h's name of what the waiting list waits for */
     uint64_t holds[6]; /* by enum seq_hold: steps after which somebody still waited, for what */
     uint64_t window_fired[4]; /* by enum window_trigger: idle, size, age, throughput */
 };

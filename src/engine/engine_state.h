@@ -50,6 +50,10 @@ struct engine_request {
     uint32_t sched_count; /* choices the scheduler has */
     int64_t no_room_ns;   /* since when the ring has had no room for what waits; 0: it has */
     uint64_t tokens;      /* prompt tokens, each prompt once */
+    enum seq_class class; /* of its choices when it came */
+    uint32_t kind;        /* sched/forecast.h */
+    int64_t predicted_ns,
+        limit_ns; /* of the first token, as admitted; limit 0: none. predicted -1: not known */
     char error_text[256];
     uint32_t choice_count;
     struct choice choices[];
@@ -63,7 +67,10 @@ struct flight { /* a step between plan and result */
 /* Numbers that others read: each is stored whole, by the engine thread. */
 struct published {
     _Atomic int64_t last_progress_ns;
-    _Atomic uint64_t steps, prompt_tokens, generation_tokens, cached_tokens;
+    _Atomic uint64_t steps, prompt_tokens, generation_tokens, cached_tokens, computed_tokens;
+    _Atomic uint64_t step_classes[ENGINE_STEP_CLASSES];
+    _Atomic uint64_t kv_places, kv_tokens;
+    _Atomic uint32_t held;
     _Atomic uint64_t requests_finished, requests_aborted, requests_failed;
     _Atomic uint32_t seqs_running, seqs_waiting, seqs_blocked;
     _Atomic uint32_t kv_blocks_total, kv_blocks_used;
@@ -75,15 +82,16 @@ struct published {
     _Atomic uint32_t arrivals_per_ks;
     _Atomic uint64_t window_fired[WINDOW_TRIGGERS], holds[HOLDS];
     _Atomic double step_ns, row_ns, pair_ns; /* sched/forecast.h */
-    _Atomic uint64_t decode_pairs, rows_under_way;
+    _Atomic uint64_t decode_pairs, rows_under_way, rows_of_floods;
     _Atomic uint32_t forecast_ready, decodes, free_slots;
+    _Atomic double margin[FORECAST_KINDS]; /* engine.margin */
     _Atomic uint32_t idle;
     _Atomic uint32_t
         starts_per_ks; /* sequences that left the waiting list, per 1000 s: measured over the last seconds */
 };
 
 enum { QUEUE_ACCOUNTS = 256 };
-struct queue_account { /* what the tenants of one hash have in the queue */
+struct queue_account { /* in the queue: of the tenants of one hash, or the choices of one class */
     _Atomic uint32_t seqs;
     _Atomic uint64_t tokens;
 };
@@ -103,6 +111,7 @@ struct engine {
     _Atomic(struct request *) attention;    /* newest first */
     _Atomic uint32_t queued_seqs;           /* submitted and not started */
     _Atomic uint64_t queued_tokens;         /* their prompt tokens */
+    struct queue_account queue_classes[SEQ_CLASSES];
     struct queue_account queue_accounts[QUEUE_ACCOUNTS];
     _Atomic uint32_t queue_account_count; /* that have something there */
     _Atomic uint32_t draining, stopping;
@@ -112,7 +121,8 @@ struct engine {
         generation_shown; /* the largest total that engine_stats has told: a counter never falls */
     _Atomic uint64_t
         late_discarded; /* tokens that an engine_end_choice took back after the choice had ended */
-    _Atomic uint64_t notified; /* device_notify calls that have returned from notify_signal */
+    _Atomic uint64_t notified;     /* device_notify calls that have returned from notify_signal */
+    _Atomic uint64_t late_mallocs; /* of the engine thread */
     struct published published;
 
     /* the engine thread's */
@@ -124,15 +134,16 @@ struct engine {
     uint32_t deadline_count;
     uint32_t depth; /* steps in flight at most */
     uint64_t planned_seq_no, done_seq_no;
-    uint64_t results_taken;                 /* each was followed by a device_notify */
+    int64_t step_since_ns;    /* since when the device works on the oldest step in flight */
+    uint64_t steps_submitted; /* each is followed by a device_notify, sooner or later */
     struct flight flights[STEPS_AHEAD_MAX]; /* step n at n % depth */
     int64_t now_ns;
     int64_t next_sweep_ns;
     int64_t rate_since_ns;
     uint32_t starts; /* since then */
     double starts_per_s;
+    struct forecast_margin margin;
     struct engine_stats totals; /* what published is copied from */
-    uint64_t mallocs_at_start;
     void *step_memory;
     struct sched_entry *entry_memory;
 };
@@ -163,5 +174,7 @@ void delivery_ring(struct engine *e);
 /* sched_options.refill. */
 void delivery_refill(void *engine, struct sequence *seq, int64_t now_ns);
 
+/* The request's first token came. */
+void engine_first_token(struct engine *e, const struct engine_request *er);
 /* The choice is out of the waiting list for good: its share of the queue's bounds is free. */
 void engine_leave_queue(struct engine *e, struct choice *choice);

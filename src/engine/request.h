@@ -61,8 +61,10 @@ struct request {
     struct prompt_scores *prompt_scores; /* [prompt_count], or NULL: prompt tokens are not scored */
     uint32_t pin_tokens,
         pin_s; /* the first tokens of each prompt stay cached so many seconds after it; 0: as any other */
-    int32_t priority;    /* larger first; 0 */
-    uint64_t tenant;     /* hash of the API key: fairness and prefix salt */
+    int32_t priority; /* larger first; 0 */
+    uint64_t tenant;  /* hash of the API key: fairness and prefix salt */
+    uint64_t
+        cache_salt; /* hash of a salt of the client's own: prefixes are shared within it; 0: none */
     int64_t deadline_ns; /* CLOCK_MONOTONIC, 0: none */
 
     struct output_ring *

@@ -10,11 +10,14 @@ struct stage_times {
     /* the frontend */
     int64_t received_ns; /* the whole request has been read */
     /* the text thread */
+    int64_t opened_ns;    /* it has taken the request up */
     int64_t parsed_ns;    /* JSON parsed and validated */
-    int64_t tokenized_ns; /* template rendered, prompt tokenised */
+    int64_t rendered_ns;  /* chat template rendered; 0: a completion */
+    int64_t tokenized_ns; /* prompt tokenised */
     /* the engine */
-    int64_t submitted_ns;   /* in the queue */
-    int64_t scheduled_ns;   /* first prompt row in a step */
+    int64_t submitted_ns; /* in the queue */
+    int64_t
+        scheduled_ns; /* first prompt row in a step; stored whole: others look at it while it runs */
     int64_t first_token_ns; /* of any choice */
     int64_t last_token_ns;
     int64_t ended_ns;
@@ -27,20 +30,23 @@ struct stage_times {
     const char *
         queued_for; /* static: what its first sequence waited for (sched/sequence.h); NULL: not scheduled */
     /* the I/O thread */
-    int64_t detokenize_ns; /* CPU time making text and JSON, summed */
-    int64_t stall_ns;      /* time in which its socket could not take bytes */
+    int64_t
+        detokenize_ns; /* time making text and JSON, summed; lies within the stages decode and deliver */
+    int64_t stall_ns; /* time in which its socket could not take bytes; within the same */
 };
 
 /* The same as a ledger: spans one behind the other, so that their sum is the time from received_ns to `now`, whatever was reached. A
  * stage that was never reached took nothing, and what came after the last one reached is its own. */
 enum request_stage {
-    STAGE_PARSE,    /* to parsed_ns */
-    STAGE_TOKENIZE, /* template and tokens */
-    STAGE_SUBMIT,   /* checks, the queue's door */
-    STAGE_QUEUE,    /* until its first row is in a step */
-    STAGE_PREFILL,  /* until the first token */
-    STAGE_DECODE,   /* until the last */
-    STAGE_DELIVER,  /* until `now`: text, socket */
+    STAGE_ACCEPT,   /* until a text thread takes it up */
+    STAGE_PARSE,    /* JSON read and checked */
+    STAGE_TEMPLATE, /* chat template */
+    STAGE_TOKENIZE,
+    STAGE_SUBMIT,  /* checks, the queue's door */
+    STAGE_QUEUE,   /* until its first row is in a step */
+    STAGE_PREFILL, /* until the first token */
+    STAGE_DECODE,  /* until the last */
+    STAGE_DELIVER, /* until `now`: text, socket */
     STAGES
 };
 struct stage_ledger {

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/engine_state.h"
-#include "engine/malloc_count.h"
+#include "base/malloc_count.h"
 
 enum {
     SWEEP_NS = 20000000,    /* how often deadlines and stalled readers are looked at */
@@ -66,21 +66,21 @@ static void take_inbox(struct engine *e)
 /* --- the device --------------------------------------------------------------------------------------------- */
 
 /* The C library takes memory for its first time stamp; the step path it is not. */
-static void log_step(uint64_t seq_no, const char *event, const char *reason)
+static void log_step(struct engine *e, uint64_t seq_no, const char *event, const char *reason)
 {
     char quoted[400];
 
-    malloc_count_watch(false);
+    malloc_count_watch(NULL);
     log_error(event, "step=%llu reason=%s", (unsigned long long)seq_no,
               log_quote(slice_str(reason), quoted, sizeof quoted));
-    malloc_count_watch(true);
+    malloc_count_watch(&e->late_mallocs);
 }
 
 /* Nothing that was asked of the device will come. All requests end, and so do all that come later. */
 static void lose_device(struct engine *e, const char *reason)
 {
     atomic_store(&e->dead_reason, reason);
-    log_step(e->done_seq_no + 1, "device lost", reason);
+    log_step(e, e->done_seq_no + 1, "device lost", reason);
     for (struct engine_request *er = e->live.live_next; er != &e->live; er = er->live_next)
         delivery_fail(e, er, STATUS_DEVICE_LOST, "the device was lost; the server must restart");
     e->done_seq_no = e->planned_seq_no;
@@ -94,10 +94,18 @@ static const char *lost_reason(const struct engine *e)
     return health.reason ? health.reason : "the device was lost";
 }
 
+const uint32_t engine_step_rows[ENGINE_STEP_CLASSES - 1] = {1,   8,    16,   32,   64,   128,  256,
+                                                            512, 1024, 2048, 4096, 8192, 16384};
+
 static void count_step(struct engine *e, const struct flight *flight,
                        const struct step_result *result)
 {
     e->totals.steps++;
+    uint32_t class = 0;
+
+    while (class < ENGINE_STEP_CLASSES - 1 && flight->planned.row_count > engine_step_rows[class])
+        class ++;
+    e->totals.step_classes[class]++;
     e->totals.step_rows_sum += flight->planned.row_count;
     if (result->ended_ns > result->started_ns) {
         e->totals.step_ns_sum += (uint64_t)(result->ended_ns - result->started_ns);
@@ -119,13 +127,12 @@ static bool collect_results(struct engine *e)
 
         if (st == STATUS_TIMEOUT) break;
         any = true;
-        e->results_taken += st == STATUS_OK;
         if (st || result->status == STATUS_DEVICE_LOST) {
             lose_device(e, lost_reason(e));
             break;
         }
-        if (result->status) log_step(seq_no, "step failed", result->error.message);
-        e->now_ns = clock_mono_ns();
+        if (result->status) log_step(e, seq_no, "step failed", result->error.message);
+        e->now_ns = e->step_since_ns = clock_mono_ns();
         count_step(e, flight_of(e, seq_no), result);
         delivery_step(e, flight_of(e, seq_no), result);
         device_release(e->device, seq_no);
@@ -162,6 +169,8 @@ static bool submit_step(struct engine *e, struct flight *flight)
     }
     assert(st != STATUS_FULL); /* in_flight() < depth <= steps_inflight */
     if (!st) {
+        e->steps_submitted++;
+        if (in_flight(e) == 0) e->step_since_ns = e->now_ns;
         e->planned_seq_no++;
         return true;
     }
@@ -186,11 +195,12 @@ static void note_started(struct engine *e, const struct sched_step *planned)
             if (choice->number % request->best_of == 0) { /* each prompt counts once */
                 times->cached_tokens += choice->seq.cached;
                 e->totals.cached_tokens += choice->seq.cached;
+                e->totals.computed_tokens += choice->seq.prompt_count - choice->seq.cached;
             }
             engine_leave_queue(e, choice);
             e->starts++;
             if (!times->scheduled_ns) {
-                times->scheduled_ns = e->now_ns;
+                __atomic_store_n(&times->scheduled_ns, e->now_ns, __ATOMIC_RELAXED);
                 times->queued_for = seq_hold_name(choice->seq.held);
             }
         }
@@ -250,6 +260,19 @@ static void measure_rate(struct engine *e)
     e->rate_since_ns = e->now_ns;
 }
 
+/* A device that knows that it is lost, and one that does not answer. */
+static void watch_device(struct engine *e)
+{
+    int64_t limit_ns = (int64_t)e->options.step_timeout_ms * 1000000;
+
+    if (!in_flight(e) || atomic_load(&e->dead_reason)) return;
+    if (!device_health(e->device).ok)
+        lose_device(e, lost_reason(e));
+    else if (limit_ns && e->now_ns - e->step_since_ns > limit_ns)
+        lose_device(e, "the device has stopped answering: a step took longer than "
+                       "--step-timeout-s allows");
+}
+
 static void sweep(struct engine *e)
 {
     if (e->now_ns < e->next_sweep_ns) return;
@@ -257,8 +280,7 @@ static void sweep(struct engine *e)
     end_overdue(e);
     delivery_cut_stalled(e);
     measure_rate(e);
-    if (in_flight(e) && !atomic_load(&e->dead_reason) && !device_health(e->device).ok)
-        lose_device(e, lost_reason(e));
+    watch_device(e);
 }
 
 #define PUBLISH(field) \
@@ -291,6 +313,7 @@ static void publish_forecast(struct engine *e)
     PUBLISH_FORECAST(pair_ns);
     PUBLISH_FORECAST(decode_pairs);
     PUBLISH_FORECAST(rows_under_way);
+    PUBLISH_FORECAST(rows_of_floods);
     PUBLISH_FORECAST(decodes);
     PUBLISH_FORECAST(free_slots);
     atomic_store_explicit(&e->published.forecast_ready, f.ready, memory_order_relaxed);
@@ -305,6 +328,9 @@ void step_loop_publish(struct engine *e)
     PUBLISH(prompt_tokens);
     PUBLISH(generation_tokens);
     PUBLISH(cached_tokens);
+    PUBLISH(computed_tokens);
+    for (int i = 0; i < ENGINE_STEP_CLASSES; i++)
+        PUBLISH(step_classes[i]);
     PUBLISH(requests_finished);
     PUBLISH(requests_aborted);
     PUBLISH(requests_failed);
@@ -325,6 +351,11 @@ void step_loop_publish(struct engine *e)
     e->totals.kv_wasted_ns = counts.kv_wasted_ns;
     PUBLISH(kv_held_ns);
     PUBLISH(kv_wasted_ns);
+    e->totals.kv_places = counts.kv_places;
+    e->totals.kv_tokens = counts.kv_tokens;
+    PUBLISH(kv_places);
+    PUBLISH(kv_tokens);
+    atomic_store_explicit(&e->published.held, (uint32_t)counts.held, memory_order_relaxed);
     publish_window(e, counts.holds);
     publish_forecast(e);
     atomic_store_explicit(&e->published.seqs_running, counts.running + counts.leaving,
@@ -333,16 +364,22 @@ void step_loop_publish(struct engine *e)
     atomic_store_explicit(&e->published.seqs_blocked, counts.blocked, memory_order_relaxed);
     atomic_store_explicit(&e->published.kv_blocks_used, counts.kv_blocks_used,
                           memory_order_relaxed);
-    atomic_store(&e->published.idle, e->live.live_next == &e->live);
 }
 
 /* --- the loop ------------------------------------------------------------------------------------------------- */
+
+/* Nothing is on the device, and nothing could be: all is done, or waits for readers. */
+static bool has_nothing_to_run(const struct engine *e)
+{
+    return in_flight(e) == 0 && (e->live.live_next == &e->live || sched_counts(e->sched).blocked);
+}
 
 static bool turn(struct engine *e)
 {
     bool any;
 
     e->now_ns = clock_mono_ns();
+    if (has_nothing_to_run(e)) e->totals.last_progress_ns = e->now_ns;
     take_attention(e);
     take_inbox(e);
     any = collect_results(e);
@@ -366,14 +403,16 @@ static int64_t sleep_limit(const struct engine *e)
     struct sched_counts counts = sched_counts(e->sched);
 
     if (counts.blocked || e->owed || e->deadline_count || counts.waiting) return SWEEP_NS;
-    return in_flight(e) ? HEALTH_NS : -1;
+    if (!in_flight(e)) return -1;
+    int64_t limit_ns = (int64_t)e->options.step_timeout_ms * 1000000;
+    return limit_ns && limit_ns < HEALTH_NS ? limit_ns : HEALTH_NS;
 }
 
 void *step_loop(void *engine)
 {
     struct engine *e = engine;
 
-    malloc_count_watch(true);
+    malloc_count_watch(&e->late_mallocs);
     for (;;) {
         uint32_t seen = notify_count(e->wake);
         int64_t started_ns = clock_mono_ns();
@@ -390,6 +429,6 @@ void *step_loop(void *engine)
         if (!any) notify_wait(e->wake, seen, sleep_limit(e));
     }
     take_attention(e); /* their references */
-    malloc_count_watch(false);
+    malloc_count_watch(NULL);
     return NULL;
 }

@@ -9,10 +9,11 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "frontend/zmq.h"
 
 enum { PUMP_OUTPUTS_MAX = 256, PUMP_BYTES_MAX = 64 << 10 }; /* of one call in one turn */
 
-static void fresh_id(char out[132])
+void call_fresh_id(char out[132])
 {
     unsigned char bytes[12] = {0};
 
@@ -33,7 +34,7 @@ struct call *call_create(struct conn *conn, const char *target)
     call->conn = conn;
     call->frontend = NULL;
     call->content_type = "application/json";
-    fresh_id(call->request_id);
+    call_fresh_id(call->request_id);
     return call;
 }
 
@@ -67,6 +68,8 @@ static void release_generation(struct call *call)
     api_stream_destroy(call->api.stream);
     call->api.stream = NULL;
     if (!request) return;
+    live_leave(&call->frontend->stats->live, call->live);
+    call->live = NULL;
     request->frontend = NULL;
     request_unref(request);
     call->api.request = NULL;
@@ -103,75 +106,39 @@ static void count_rejected(struct http_stats *stats, const struct api_fault *fau
     atomic_fetch_add_explicit(&stats->rejected[reason], 1, memory_order_relaxed);
 }
 
-static double stage_ms(const struct stage_ledger *ledger, enum request_stage stage)
-{
-    return (double)ledger->ns[stage] * 1e-6;
-}
-
-/* Whether the request has come to its own end: before that the engine still writes its times. */
-static bool has_ended(const struct call *call, unsigned status)
-{
-    const char *outcome = api_stream_outcome(call->api.stream);
-
-    return status != 499 && (strcmp(outcome, "stop") == 0 || strcmp(outcome, "length") == 0);
-}
-
-static void log_done(const struct call *call, unsigned status, int64_t now)
-{
-    const struct request *r = call->api.request;
-    const struct api_stream *s = call->api.stream;
-
-    if (!r || !s) return;
-    const char *outcome = status == 499 ? "aborted" : api_stream_outcome(s);
-    bool whole = has_ended(call, status);
-    const struct stage_times none = {.received_ns = now};
-    struct stage_ledger ledger = stage_ledger(whole ? &r->times : &none, now);
-
-    log_info("request done",
-             "id=%s request_id=%s route=%s status=%u outcome=%s prompt_tokens=%u cached_tokens=%u "
-             "completion_tokens=%u ttft_ms=%.1f total_ms=%.1f make_us=%.0f tokenize_ms=%.1f "
-             "queue_ms=%.1f prefill_ms=%.1f decode_ms=%.1f preemptions=%u",
-             r->id, call->request_id, http_route_pattern(call->route), status, outcome,
-             r->times.prompt_tokens, whole ? r->times.cached_tokens : 0,
-             api_stream_completion_tokens(s),
-             call->first_token_ns ? (double)(call->first_token_ns - call->received_ns) * 1e-6 : 0.0,
-             (double)(now - call->received_ns) * 1e-6, (double)call->make_ns * 1e-3,
-             stage_ms(&ledger, STAGE_TOKENIZE), stage_ms(&ledger, STAGE_QUEUE),
-             stage_ms(&ledger, STAGE_PREFILL), stage_ms(&ledger, STAGE_DECODE),
-             whole ? r->times.preemptions : 0);
-}
-
-static void count_times(const struct call *call, int64_t now)
-{
-    struct http_stats *stats = call->frontend->stats;
-    struct stage_ledger ledger = stage_ledger(&call->api.request->times, now);
-
-    histogram_add(&stats->request, now - call->received_ns);
-    recent_add(&stats->recent_request, now, now - call->received_ns);
-    for (int s = STAGE_QUEUE; s <= STAGE_DECODE; s++)
-        recent_add(&stats->recent_stages[s], now, ledger.ns[s]);
-}
-
 void call_count(struct call *call, unsigned status)
 {
     struct http_stats *stats = call->frontend->stats;
-    int64_t now = clock_mono_ns();
 
     if (call->counted) return;
     call->counted = true;
-    http_stats_count(stats, call->method, call->route, status);
+    if (call->zmq)
+        zmq_stats_count(&stats->zmq, ((const struct zmq_call *)call)->kind, status);
+    else
+        http_stats_count(stats, call->method, call->route, status);
     if (call->fault.http_status) count_rejected(stats, &call->fault);
     if (status == 499 && call_is_generation(call) && call->received_ns)
         atomic_fetch_add_explicit(&stats->aborted, 1, memory_order_relaxed);
-    if (!call->submitted) return;
-    if (has_ended(call, status)) count_times(call, now);
-    atomic_fetch_add_explicit(&stats->stream_ns, call->make_ns, memory_order_relaxed);
-    atomic_fetch_add_explicit(&stats->stream_tokens, api_stream_completion_tokens(call->api.stream),
-                              memory_order_relaxed);
-    log_done(call, status, now);
+    call_report(call, status, clock_mono_ns());
 }
 
 /* --- on a text thread --- */
+
+/* As the model sees it, cut: only where the operator asks. */
+static void log_prompt(const struct call *call)
+{
+    const struct request *r = call->api.request;
+    char quoted[2048];
+    struct buf text;
+
+    for (uint32_t p = 0; p < r->prompt_count; p++) {
+        buf_init(&text, 0);
+        if (api_prompt_text(&call->frontend->model, r, p, &text) == STATUS_OK)
+            log_info("prompt", "id=%s request_id=\"%s\" number=%u text=%s", r->id, call->request_id,
+                     p, log_quote(buf_slice(&text), quoted, sizeof quoted));
+        buf_fini(&text);
+    }
+}
 
 static void submit(struct call *call, struct engine *engine, enum api_route route)
 {
@@ -181,7 +148,7 @@ static void submit(struct call *call, struct engine *engine, enum api_route rout
 
     request->frontend = call;
     if (call->timeout_ns) request->deadline_ns = call->received_ns + call->timeout_ns;
-    request->bell = io_bell(call->conn->io);
+    request->bell = call->zmq ? zmq_front_bell(call) : io_bell(call->conn->io);
     enum status st = engine_submit(engine, request, &retry_after_s, &err);
 
     if (!st) {
@@ -207,18 +174,26 @@ void call_run(void *job)
                                                        [ROUTE_DETOKENIZE] = API_DETOKENIZE};
     struct call *call = job;
     struct frontend *f = call->frontend;
-    struct api_client client = {call->tenant, call->received_ns};
+    struct api_client client = {
+        .tenant = call->tenant, .received_ns = call->received_ns, .limits = call->limits};
     struct engine *engine = atomic_load(&f->engine);
     enum api_state state = service_state(f);
 
     if (!atomic_load(&call->gone)) {
-        api_open(engine ? &f->model : NULL, routes[call->route], state, buf_slice(&call->body),
-                 &client, &call->api);
+        if (call->zmq)
+            zmq_front_open(call, engine ? &f->model : NULL, state, &client);
+        else
+            api_open(engine ? &f->model : NULL, routes[call->route], state, buf_slice(&call->body),
+                     &client, &call->api);
+        if (call->api.kind == API_GENERATE && f->options.log_prompts) log_prompt(call);
         if (call->api.kind == API_GENERATE && !atomic_load(&call->gone))
             submit(call, engine, routes[call->route]);
     }
     release_body(call);
-    io_done(call);
+    if (call->zmq)
+        zmq_front_done(call);
+    else
+        io_done(call);
 }
 
 /* --- on the I/O thread --- */
@@ -244,6 +219,9 @@ void call_parsed(struct call *call)
         return;
     }
     call->last_taken_ns = clock_mono_ns();
+    call->live =
+        live_enter(&call->frontend->stats->live, call->api.request->id,
+                   http_route_pattern(call->route), call->received_ns, &call->api.request->times);
     if (!api_stream_is_sse(call->api.stream)) {
         call->state = CALL_WAITING;
         call_pump(call, &more);
@@ -260,13 +238,13 @@ static void note_token(struct call *call, const struct output *output, int64_t n
     struct http_stats *stats = call->frontend->stats;
 
     if (output->kind != OUTPUT_TOKEN) return;
+    if (call->live) atomic_fetch_add_explicit(&call->live->tokens, 1, memory_order_relaxed);
     if (!call->first_token_ns) {
         call->first_token_ns = call->last_token_ns = now;
-        histogram_add(&stats->first_token, now - call->received_ns);
-        recent_add(&stats->recent_first_token, now, now - call->received_ns);
+        http_stats_first_token(stats, now, now - call->received_ns);
+        recent_rate_add(&stats->recent_prompt_tokens, now, call->api.request->times.prompt_tokens);
     } else if (output->choice == 0) {
-        histogram_add(&stats->inter_token, now - call->last_token_ns);
-        recent_add(&stats->recent_inter_token, now, now - call->last_token_ns);
+        http_stats_inter_token(stats, now, now - call->last_token_ns);
         call->last_token_ns = now;
     }
 }
@@ -294,12 +272,13 @@ void call_pump(struct call *call, bool *more)
     struct output output;
     struct api_ended ended;
     int64_t start = clock_mono_ns();
-    uint32_t taken = 0;
+    uint32_t taken = 0, tokens = 0;
 
     *more = false;
     while (!call->ended && taken < PUMP_OUTPUTS_MAX &&
            output_ring_pop(request->ring, &output) == STATUS_OK) {
         taken++;
+        tokens += output.kind == OUTPUT_TOKEN;
         note_token(call, &output, start);
         if (api_stream_push(stream, &output, &ended))
             engine_end_choice(atomic_load(&call->frontend->engine), request, ended.choice,
@@ -307,11 +286,12 @@ void call_pump(struct call *call, bool *more)
         note_done(call);
     }
     if (!taken) return;
+    if (tokens) recent_rate_add(&call->frontend->stats->recent_generated_tokens, start, tokens);
     *more = taken == PUMP_OUTPUTS_MAX && !call->ended;
-    if (call->ended && call->state == CALL_STREAM)
-        call_count(call, 200); /* before its last byte goes */
     api_stream_flush(stream, &call->out);
     call->make_ns += (uint64_t)(clock_mono_ns() - start);
+    if (call->ended && call->state == CALL_STREAM)
+        call_count(call, 200); /* before its last byte goes */
     if (call->ended && call->state == CALL_WAITING) finish_whole(call);
 }
 
@@ -332,13 +312,13 @@ void call_vanish(struct call *call)
     if (call->suspended) io_resume(call);
 }
 
-void call_end(struct call *call)
+void call_end(struct call *call, const char *code, const char *why)
 {
     struct api_fault fault;
 
     if (call->state != CALL_WAITING && call->state != CALL_STREAM) return;
     if (call->ended) return;
-    api_refuse(&fault, 503, "server_draining", NULL, "The server is shutting down.");
+    api_refuse(&fault, 503, code, NULL, "%s", why);
     api_stream_fail(call->api.stream, &fault, &call->out);
     engine_cancel(atomic_load(&call->frontend->engine), call->api.request);
     call->ended = true;

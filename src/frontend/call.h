@@ -1,4 +1,4 @@
-/* call.h - one HTTP request and its answer; and the parts of the frontend that all its files share.
+/* call.h - one request (of HTTP; of ZeroMQ: zmq.h) and its answer; and the parts of the frontend that all its files share.
  *
  * A call belongs to one connection and is touched by its I/O thread, save while a text thread has it (CALL_PARSING): then
  * only `gone` is shared.
@@ -17,8 +17,11 @@
 
 #include "api/api.h"
 #include "frontend/frontend.h"
+#include "frontend/address_count.h"
 #include "frontend/http_route.h"
+#include "frontend/settings.h"
 #include "frontend/text_pool.h"
+#include "observe/request_record.h"
 
 enum call_state {
     CALL_HEAD,
@@ -33,8 +36,9 @@ enum call_state {
 
 struct conn {
     struct io_thread *io;
-    struct MHD_Connection *mhd;
+    struct MHD_Connection *mhd; /* NULL: silent, libmicrohttpd has not got it yet (accept.c) */
     int fd;
+    uint64_t address; /* address_key; 0: none */
     int linger_fd; /* a duplicate, when what the client still sends is to be read away after the close; else -1 */
     int64_t since_ns; /* of the phase */
     bool fresh;       /* no request has ended on it yet */
@@ -46,8 +50,11 @@ struct conn {
     struct conn *prev, *next;
 };
 
+struct zmq_front;
+
 struct call {
-    struct conn *conn;
+    struct conn *conn;     /* HTTP; NULL for ZeroMQ */
+    struct zmq_front *zmq; /* ZeroMQ: it stands first in a struct zmq_call (zmq.h); else NULL */
     struct frontend *frontend;
     enum call_state state;
     bool suspended;
@@ -70,6 +77,7 @@ struct call {
     uint64_t body_reserved; /* of frontend.body_bytes */
 
     /* the answer */
+    struct api_limits limits;
     struct api_fault fault; /* http_status != 0: the answer is its body */
     unsigned status;
     const char *content_type;
@@ -82,7 +90,13 @@ struct call {
     bool ended;         /* api_stream_done: nothing more is expected */
     int64_t timeout_ns; /* of X-Request-Timeout; 0: none */
     int64_t first_token_ns, last_token_ns, last_taken_ns;
-    uint64_t make_ns;       /* making text and events */
+    uint64_t make_ns; /* making text and events */
+    int64_t
+        given_ns; /* since when libmicrohttpd has bytes of the stream that it has not asked for more after; 0: it has none */
+    int64_t stall_ns; /* sum of such times */
+    int64_t wall_ns;  /* unix time of received_ns */
+    struct trace_context trace;
+    struct live_request *live;
     struct call *next_done; /* list of the I/O thread */
     struct call *next_again;
     bool in_again;
@@ -96,18 +110,32 @@ struct frontend {
         *long_pool; /* one thread for large bodies, so that small ones never wait behind them */
     _Atomic(struct engine *) engine; /* NULL: loading; set after `model` */
     struct api_model model;
-    _Atomic bool draining;
-    _Atomic bool stopping;
+    struct settings *settings_now;              /* under lock */
+    _Atomic(struct settings *) settings_newest; /* the same, to be compared only */
+    pthread_mutex_t lock;
+    struct address_count *addresses;
+    struct admin *admin;
+    struct loading {
+        char phase[48];
+        unsigned percent;
+    } loading;              /* under lock */
+    _Atomic bool accepting; /* new connections are taken */
+    _Atomic bool draining;  /* /ready says so */
+    _Atomic bool refusing;  /* and new work gets 503 */
+    _Atomic bool tcp;       /* the listening socket is no unix one */
     _Atomic uint32_t busy;
     _Atomic uint64_t body_bytes; /* memory of all bodies being read or parsed */
     uint64_t body_bytes_total;
     int listen_fd;
     uint16_t port;
     uint32_t io_count;
-    struct io_thread *io; /* [io_count] */
+    struct io_thread *io;  /* [io_count] */
+    struct zmq_front *zmq; /* NULL: no ZeroMQ */
 };
 
 /* --- call.c: life of a call --- */
+/* "req-" and 24 hexadecimal digits. */
+void call_fresh_id(char out[132]);
 struct call *call_create(struct conn *conn, const char *target);
 void call_destroy(struct call *call);
 /* Takes memory for `bytes` more of the body; false: over the limit of all bodies. */
@@ -120,10 +148,12 @@ void call_parsed(struct call *call);
 void call_pump(struct call *call, bool *more);
 /* The client has left: its sequences leave the engine, the connection is shut down. */
 void call_vanish(struct call *call);
-/* Our side ends it (end of the drain time). */
-void call_end(struct call *call);
-/* Counts the finished request, once. */
+/* Our side ends it, with an error for the client: the end of the drain time, or the operator. */
+void call_end(struct call *call, const char *code, const char *why);
+/* Counts the finished request, once: metrics, log line, trace. */
 void call_count(struct call *call, unsigned status);
+/* call_report.c: the record of a request that is over, to all who want it. */
+void call_report(struct call *call, unsigned status, int64_t now_ns);
 static inline bool call_is_generation(const struct call *call)
 {
     return call->route == ROUTE_CHAT || call->route == ROUTE_COMPLETIONS;
@@ -142,6 +172,9 @@ void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
 enum MHD_Result sse_queue(struct call *call, struct MHD_Connection *mhd);
 
 /* --- http.c --- */
+/* An error answer past libmicrohttpd, straight into a socket that takes it; the connection must end then. request_id may be
+ * NULL. */
+void http_answer_by_hand(int fd, const struct api_fault *fault, const char *request_id);
 /* The headers that every answer has. */
 void http_add_headers(const struct call *call, struct MHD_Response *response);
 
@@ -149,11 +182,16 @@ void http_add_headers(const struct call *call, struct MHD_Response *response);
 /* Fills call->status, content_type and out (or call->fault). */
 void service_answer(struct call *call);
 enum api_state service_state(const struct frontend *frontend);
+/* Why the engine serves nobody, though it was ready; NULL: nothing is wrong. */
+const char *service_fault(const struct frontend *frontend, char text[96]);
 
 /* --- io_thread.c --- */
 enum status io_create(struct frontend *frontend, struct io_thread *io, uint32_t number,
                       uint32_t connections_max, struct error *err);
 void io_stop(struct io_thread *io); /* asks; io_destroy waits */
+void io_wake(struct io_thread *io); /* a turn soon: it looks at what has changed */
+/* Runs visit(io, ctx) on the I/O thread between two turns and waits for it, 2 s at most. False: it did not come to it. */
+bool io_visit(struct io_thread *io, void (*visit)(struct io_thread *io, void *ctx), void *ctx);
 void io_destroy(struct io_thread *io);
 
 void io_resume(struct call *call); /* lets libmicrohttpd go on with a suspended call */
@@ -161,3 +199,5 @@ void io_suspend(struct call *call);
 void io_done(struct call *call);  /* text thread: hands the call back */
 void io_again(struct call *call); /* pump it once more in the next turn */
 struct output_bell *io_bell(struct io_thread *io);
+const struct frontend_options *io_settings(const struct io_thread *io); /* until the turn's end */
+void io_touch(struct conn *conn); /* its last request has ended: its idle time begins */

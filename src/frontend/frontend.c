@@ -2,14 +2,18 @@
 #include "frontend/frontend.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "frontend/admin.h"
 #include "frontend/call.h"
 #include "frontend/io_thread.h"
 #include "frontend/listen.h"
+#include "frontend/tls.h"
+#include "frontend/zmq.h"
 
 enum { TEXT_QUEUE_MAX = 4096, LONG_QUEUE_MAX = 256 };
 static const uint64_t bodies_min = 256u << 20;
@@ -19,7 +23,7 @@ static bool uses_unix(const struct frontend_options *o)
     return o->uds && *o->uds;
 }
 
-/* A connection is a file descriptor: takes as many as the hard limit allows, and says so when that is too few. */
+/* A connection is a file descriptor: takes all that the hard limit allows, and says so when that is too few. */
 static void raise_file_limit(struct frontend_options *o)
 {
     const uint64_t others = 256; /* model files, epoll sets, lingering sockets, logs */
@@ -28,10 +32,8 @@ static void raise_file_limit(struct frontend_options *o)
     if (getrlimit(RLIMIT_NOFILE, &limit)) return;
     uint64_t wanted = o->connections_max + others;
 
-    if (limit.rlim_cur < wanted) {
-        limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
-        if (setrlimit(RLIMIT_NOFILE, &limit)) return;
-    }
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) && getrlimit(RLIMIT_NOFILE, &limit)) return;
     if (limit.rlim_cur >= wanted) return;
     o->connections_max = limit.rlim_cur > 2 * others ? (uint32_t)(limit.rlim_cur - others)
                                                      : (uint32_t)(limit.rlim_cur / 2 + 1);
@@ -40,13 +42,35 @@ static void raise_file_limit(struct frontend_options *o)
              o->connections_max, (unsigned long long)limit.rlim_cur);
 }
 
-static enum status start_all(struct frontend *f, struct error *err)
+static bool shares_socket(const struct frontend *f)
+{
+    return f->options.socket_fd || f->options.reuse_port;
+}
+
+static enum status open_socket(struct frontend *f, struct error *err)
 {
     const struct frontend_options *o = &f->options;
     const char *host = o->host && *o->host ? o->host : "127.0.0.1";
-    enum status st = uses_unix(o) ? listen_unix(o->uds, &f->listen_fd, err)
-                                  : listen_tcp(host, o->port, &f->listen_fd, &f->port, err);
+    enum status st = STATUS_OK;
 
+    if (o->socket_fd)
+        f->listen_fd = o->socket_fd;
+    else
+        st = uses_unix(o) ? listen_unix(o->uds, 0, &f->listen_fd, err)
+                          : listen_tcp(host, o->port, o->reuse_port, &f->listen_fd, &f->port, err);
+    if (st) return st;
+    f->port = listen_port(f->listen_fd);
+    f->tcp = f->port != 0;
+    f->accepting = !o->reuse_port && !o->listen_when_ready;
+    return STATUS_OK;
+}
+
+static enum status start_all(struct frontend *f, struct error *err)
+{
+    const struct frontend_options *o = &f->options;
+    enum status st = o->tls_cert ? tls_load(o->tls_cert, o->tls_key, err) : STATUS_OK;
+
+    if (!st) st = open_socket(f, err);
     if (!st) st = text_pool_create(o->text_threads, TEXT_QUEUE_MAX, call_run, &f->pool, err);
     if (!st) st = text_pool_create(1, LONG_QUEUE_MAX, call_run, &f->long_pool, err);
     for (uint32_t i = 0; !st && i < o->io_threads; i++) {
@@ -54,7 +78,18 @@ static enum status start_all(struct frontend *f, struct error *err)
         st = io_create(f, &f->io[i], i, (o->connections_max + o->io_threads - 1) / o->io_threads,
                        err);
     }
+    if (!st && (o->admin_path || o->admin_fd)) st = admin_start(f, &f->admin, err);
+    if (!st && o->zmq_endpoint_count) st = zmq_front_create(f, &f->zmq, err);
     return st;
+}
+
+/* What the options leave open. */
+static void fill_defaults(struct frontend_options *o)
+{
+    if (!o->io_threads) o->io_threads = 1;
+    if (!o->text_threads) o->text_threads = 1;
+    if (!o->progress_timeout_s) o->progress_timeout_s = 30;
+    if (!o->body_timeout_s) o->body_timeout_s = o->header_timeout_s;
 }
 
 enum status frontend_start(const struct frontend_options *options, struct frontend **out,
@@ -65,24 +100,34 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
     if (!f) return error_set(err, STATUS_NOMEM, "no memory for the front end");
     f->options = *options;
     f->listen_fd = -1;
-    if (!f->options.io_threads) f->options.io_threads = 1;
-    if (!f->options.text_threads) f->options.text_threads = 1;
+    fill_defaults(&f->options);
+    pthread_mutex_init(&f->lock, NULL);
     f->body_bytes_total = 16 * options->body_bytes_max;
     if (f->body_bytes_total < bodies_min) f->body_bytes_total = bodies_min;
-    f->stats = calloc(1, sizeof *f->stats);
+    f->stats = http_stats_create();
     f->io = calloc(f->options.io_threads, sizeof *f->io);
-    enum status st =
-        f->stats && f->io ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for the front end");
+    f->addresses = address_count_create();
+    f->settings_now = settings_create(&f->options);
+    f->settings_newest = f->settings_now;
+    enum status st = f->stats && f->io && f->addresses && f->settings_now
+                         ? STATUS_OK
+                         : error_set(err, STATUS_NOMEM, "no memory for the front end");
 
     signal(SIGPIPE, SIG_IGN);
     raise_file_limit(&f->options);
+    *out = f; /* the operator's orders may come before this returns */
     if (!st) st = start_all(f, err);
     if (st) {
+        *out = NULL;
         frontend_stop(f);
         return st;
     }
-    *out = f;
     return STATUS_OK;
+}
+
+const char *frontend_zmq_endpoint(const struct frontend *f, uint32_t i)
+{
+    return f->zmq->endpoints[i];
 }
 
 uint16_t frontend_port(const struct frontend *f)
@@ -90,16 +135,82 @@ uint16_t frontend_port(const struct frontend *f)
     return f->port;
 }
 
-void frontend_set_ready(struct frontend *f, struct engine *engine, const struct api_model *model)
+static void wake_all(struct frontend *f)
 {
+    for (uint32_t i = 0; i < f->io_count; i++)
+        io_wake(&f->io[i]);
+}
+
+enum status frontend_set_ready(struct frontend *f, struct engine *engine,
+                               const struct api_model *model, struct error *err)
+{
+    enum status st = f->options.reuse_port ? listen_start(f->listen_fd, err) : STATUS_OK;
+
+    if (st) return st;
     f->model = *model;
     api_model_prepare(&f->model);
     atomic_store(&f->engine, engine); /* readers look at it first */
+    if (!atomic_load(&f->draining)) atomic_store(&f->accepting, true);
+    wake_all(f);
+    return STATUS_OK;
+}
+
+void frontend_set_progress(struct frontend *f, const char *phase, unsigned percent)
+{
+    pthread_mutex_lock(&f->lock);
+    snprintf(f->loading.phase, sizeof f->loading.phase, "%s", phase);
+    f->loading.percent = percent;
+    pthread_mutex_unlock(&f->lock);
+}
+
+enum status frontend_reload(struct frontend *f, const struct frontend_options *options,
+                            struct error *err)
+{
+    struct frontend_options merged = *options;
+
+    fill_defaults(&merged);
+    struct settings *settings = settings_create(&merged), *old;
+
+    if (!settings) return error_set(err, STATUS_NOMEM, "no memory for the new settings");
+    enum status st =
+        f->options.tls_cert ? tls_load(f->options.tls_cert, f->options.tls_key, err) : STATUS_OK;
+
+    if (st) {
+        settings_unref(settings);
+        return st;
+    }
+    pthread_mutex_lock(&f->lock);
+    old = f->settings_now;
+    f->settings_now = settings;
+    atomic_store(&f->settings_newest, settings);
+    pthread_mutex_unlock(&f->lock);
+    settings_unref(old);
+    wake_all(f);
+    return STATUS_OK;
 }
 
 void frontend_drain(struct frontend *f)
 {
+    if (f->options.socket_fd) atomic_store(&f->accepting, false);
+    if (f->options.reuse_port) listen_steer_away(f->listen_fd);
     atomic_store(&f->draining, true);
+    wake_all(f);
+}
+
+void frontend_refuse(struct frontend *f)
+{
+    atomic_store(&f->refusing, true);
+    if (shares_socket(f)) atomic_store(&f->accepting, false);
+    wake_all(f);
+}
+
+void frontend_resume(struct frontend *f)
+{
+    if (f->options.reuse_port) listen_steer_back(f->listen_fd);
+    atomic_store(&f->draining, false);
+    atomic_store(&f->refusing, false);
+    if (atomic_load(&f->engine) || !f->options.listen_when_ready) atomic_store(&f->accepting, true);
+    wake_all(f);
 }
 
 uint32_t frontend_busy(const struct frontend *f)
@@ -110,16 +221,25 @@ uint32_t frontend_busy(const struct frontend *f)
 void frontend_stop(struct frontend *f)
 {
     if (!f) return;
+    admin_stop(f->admin);
     atomic_store(&f->draining, true);
+    atomic_store(&f->refusing, true);
     for (uint32_t i = 0; i < f->io_count; i++)
         io_stop(&f->io[i]);
+    zmq_front_stop(f->zmq);
     for (uint32_t i = 0; i < f->io_count; i++)
         io_destroy(&f->io[i]);
+    zmq_front_destroy(f->zmq);
     text_pool_destroy(f->pool);
     text_pool_destroy(f->long_pool);
     if (f->listen_fd >= 0) close(f->listen_fd);
-    if (uses_unix(&f->options) && f->listen_fd >= 0) unlink(f->options.uds);
+    if (uses_unix(&f->options) && !f->options.socket_fd && f->listen_fd >= 0)
+        unlink(f->options.uds);
+    if (f->options.tls_cert) tls_unload();
+    settings_unref(f->settings_now);
+    address_count_destroy(f->addresses);
+    pthread_mutex_destroy(&f->lock);
     free(f->io);
-    free(f->stats);
+    http_stats_destroy(f->stats);
     free(f);
 }

@@ -13,10 +13,16 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "frontend/call.h"
+#include "frontend/web_page.h"
 
 enum {
     LONG_BODY_BYTES = 128 << 10
 }; /* beyond it a body may take a text thread more than some 50 ms */
+
+static const struct frontend_options *settings_of(const struct call *call)
+{
+    return io_settings(call->conn->io);
+}
 
 static struct conn *conn_of(struct MHD_Connection *mhd)
 {
@@ -51,8 +57,8 @@ void http_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
     if (!call->counted && call->state != CALL_HEAD)
         call_count(call, how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? call->status : 499);
     call->conn->call = NULL;
-    call->conn->since_ns = clock_mono_ns();
     call->conn->fresh = false;
+    io_touch(call->conn);
     if (call->received_ns) atomic_fetch_sub(&f->busy, 1);
     call_destroy(call);
     *con_cls = NULL;
@@ -66,7 +72,13 @@ void http_add_headers(const struct call *call, struct MHD_Response *response)
 
     MHD_add_response_header(response, "Content-Type", call->content_type);
     MHD_add_response_header(response, "X-Request-Id", call->request_id);
-    if (call->has_origin && call->frontend->options.cors) {
+    if (call->route >= ROUTE_PAGE && call->route <= ROUTE_PAGE_JS) {
+        MHD_add_response_header(response, "Content-Security-Policy", web_page_policy);
+        MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+        MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+        MHD_add_response_header(response, "Cache-Control", "no-cache");
+    }
+    if (call->has_origin && settings_of(call)->cors) {
         MHD_add_response_header(response, "Access-Control-Allow-Origin", "*");
         MHD_add_response_header(response, "Access-Control-Expose-Headers", "*");
     }
@@ -86,7 +98,7 @@ static void add_preflight(const struct call *call, struct MHD_Response *response
     char headers[1200];
 
     MHD_add_response_header(response, "Allow", http_route_allow(call->route));
-    if (!call->frontend->options.cors) return;
+    if (!settings_of(call)->cors) return;
     if (!call->has_origin) MHD_add_response_header(response, "Access-Control-Allow-Origin", "*");
     MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, HEAD, OPTIONS");
     snprintf(headers, sizeof headers, "authorization, content-type, x-request-id, *%s%s",
@@ -129,7 +141,7 @@ static bool needs_key(enum http_route route)
 
 static bool check_auth(struct call *call, const struct http_head *head)
 {
-    const struct frontend_options *o = &call->frontend->options;
+    const struct frontend_options *o = settings_of(call);
 
     if (!o->api_key_count || !needs_key(call->route)) return true;
     if (head->authorization_count == 1 &&
@@ -145,7 +157,7 @@ static bool check_auth(struct call *call, const struct http_head *head)
 static bool check_head(struct call *call, const struct http_head *head)
 {
     struct api_fault *fault = &call->fault;
-    uint64_t limit = call->frontend->options.body_bytes_max;
+    uint64_t limit = settings_of(call)->body_bytes_max;
 
     if (head->bad) return api_refuse(fault, 400, NULL, NULL, "%s", head->why);
     if (call->route == ROUTE_UNKNOWN)
@@ -166,18 +178,29 @@ static bool check_head(struct call *call, const struct http_head *head)
     return true;
 }
 
+/* While others can take its next request, a draining daemon ends each connection with its answer. */
+static bool is_last(const struct frontend *f)
+{
+    bool shared = f->options.socket_fd || f->options.reuse_port;
+
+    return atomic_load(&f->draining) && (shared || !atomic_load(&f->refusing));
+}
+
 static void take_head(struct call *call, const struct http_head *head, const char *method)
 {
     call->method = http_method_of(method);
     call->route = http_route_of(call->target, call->path, sizeof call->path, &call->model_id);
     call->has_origin = head->has_origin;
     call->timeout_ns = head->timeout_ns;
+    trace_context_read(head->traceparent, head->tracestate, &call->trace);
     if (head->request_id && http_request_id_ok(head->request_id))
         snprintf(call->request_id, sizeof call->request_id, "%s", head->request_id);
     if (call->method == HTTP_OPTIONS && head->request_headers &&
         http_header_list_ok(head->request_headers))
         snprintf(call->request_headers, sizeof call->request_headers, "%s", head->request_headers);
-    buf_init(&call->body, call->frontend->options.body_bytes_max);
+    call->close = is_last(call->frontend);
+    call->limits = settings_of(call)->limits;
+    buf_init(&call->body, settings_of(call)->body_bytes_max);
     buf_init(&call->out, 0);
 }
 
@@ -189,6 +212,7 @@ static enum MHD_Result first_call(struct call *call, struct MHD_Connection *mhd,
     http_head_read(mhd, version, &head);
     take_head(call, &head, method);
     call->state = CALL_BODY;
+    call->conn->since_ns = clock_mono_ns(); /* the body's time begins */
     if (check_head(call, &head)) return MHD_YES;
     if (!head.bad && !head.chunked && !head.length)
         return MHD_YES; /* answered at the last call: keep-alive */
@@ -202,7 +226,7 @@ static enum MHD_Result first_call(struct call *call, struct MHD_Connection *mhd,
 
 static bool take_body(struct call *call, const char *bytes, size_t len)
 {
-    uint64_t limit = call->frontend->options.body_bytes_max;
+    uint64_t limit = call->body.limit; /* as it was when the head came */
 
     if (call->fault.http_status || call->method != HTTP_POST) return true; /* read and forgotten */
     if (call->body.len + len > limit) return false;
@@ -212,25 +236,37 @@ static bool take_body(struct call *call, const char *bytes, size_t len)
     return !buf_status(&call->body);
 }
 
-/* libmicrohttpd takes no answer in the middle of a body: one is written past it, then the connection ends. */
+void http_answer_by_hand(int fd, const struct api_fault *fault, const char *request_id)
+{
+    static const char head[] =
+        "HTTP/1.1 %u %s\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        "Content-Length: %zu\r\n%s%s%s\r\n";
+    struct buf out, body;
+
+    buf_init(&out, 0);
+    buf_init(&body, 0);
+    api_fault_body(fault, &body);
+    buf_printf(&out, head, fault->http_status,
+               fault->http_status == 413 ? "Content Too Large" : "Bad Request", body.len,
+               request_id ? "X-Request-Id: " : "", request_id ? request_id : "",
+               request_id ? "\r\n" : "");
+    buf_append_slice(&out, buf_slice(&body));
+    if (!buf_status(&out))
+        (void)!write(fd, out.ptr, out.len); /* a fresh answer always fits an empty socket */
+    buf_fini(&out);
+    buf_fini(&body);
+}
+
+/* libmicrohttpd takes no answer in the middle of a body: one is written past it, then the connection ends. Not with TLS,
+ * whose session is libmicrohttpd's: there the connection just ends. */
 static enum MHD_Result refuse_body(struct call *call)
 {
-    static const char answer[] =
-        "HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\n"
-        "Connection: close\r\nContent-Length: %zu\r\nX-Request-Id: %s\r\n\r\n";
-    struct buf out;
-
     api_refuse(&call->fault, 413, "request_too_large", NULL,
-               "The body may have at most %llu bytes.",
-               (unsigned long long)call->frontend->options.body_bytes_max);
-    buf_init(&out, 0);
-    buf_clear(&call->out);
-    api_fault_body(&call->fault, &call->out);
-    buf_printf(&out, answer, call->out.len, call->request_id);
-    buf_append_slice(&out, buf_slice(&call->out));
-    call->conn->linger_fd = dup(call->conn->fd);
-    (void)!write(call->conn->fd, out.ptr, out.len); /* a fresh answer always fits an empty socket */
-    buf_fini(&out);
+               "The body may have at most %llu bytes.", (unsigned long long)call->body.limit);
+    if (!call->frontend->options.tls_cert) {
+        call->conn->linger_fd = dup(call->conn->fd);
+        http_answer_by_hand(call->conn->fd, &call->fault, call->request_id);
+    }
     call_count(call, 413);
     return MHD_NO;
 }
@@ -241,6 +277,7 @@ static enum MHD_Result refuse_body(struct call *call)
 static void mark_received(struct call *call)
 {
     call->received_ns = clock_mono_ns();
+    call->wall_ns = clock_wall_ns();
     atomic_fetch_add(&call->frontend->busy, 1);
 }
 

@@ -191,6 +191,10 @@ static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const cha
         head->content_encoding = value;
     } else if (strcasecmp(name, "X-Request-Id") == 0) {
         head->request_id = value;
+    } else if (strcasecmp(name, "traceparent") == 0) {
+        head->traceparent = value;
+    } else if (strcasecmp(name, "tracestate") == 0) {
+        head->tracestate = value;
     } else if (strcasecmp(name, "X-Request-Timeout") == 0) {
         if (!http_timeout_read(value, &head->timeout_ns))
             set_bad(head, "X-Request-Timeout must be a number of seconds, 0.001 to 86400.");

@@ -27,6 +27,7 @@ struct http_head {
     const char *why; /* static, where bad */
     const char *authorization, *content_type, *content_encoding; /* borrowed, NULL: absent */
     const char *request_id, *request_headers;
+    const char *traceparent, *tracestate;
     int64_t timeout_ns; /* of X-Request-Timeout; 0: none */
     uint32_t authorization_count;
 };

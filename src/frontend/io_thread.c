@@ -1,8 +1,6 @@
 #include "frontend/io_thread.h"
 
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <linux/sockios.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +12,15 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "frontend/tls.h"
 
 enum { EVENTS_PER_TURN = 256 };
 static const int64_t second_ns = 1000000000;
 /* What an event of our epoll set is about; any other data.ptr is a conn. */
 static char tag_mhd, tag_wake, tag_bell, tag_linger;
+char io_tag_listen;
 
-static void wake(struct io_thread *io)
+void io_wake(struct io_thread *io)
 {
     uint64_t one = 1;
 
@@ -34,7 +34,7 @@ static void drain_eventfd(int fd)
     (void)!read(fd, &count, sizeof count);
 }
 
-static bool watch(struct io_thread *io, int fd, uint32_t events, void *tag)
+bool io_watch(struct io_thread *io, int fd, uint32_t events, void *tag)
 {
     struct epoll_event event = {.events = events, .data.ptr = tag};
 
@@ -46,6 +46,11 @@ static bool watch(struct io_thread *io, int fd, uint32_t events, void *tag)
 struct output_bell *io_bell(struct io_thread *io)
 {
     return &io->bell;
+}
+
+const struct frontend_options *io_settings(const struct io_thread *io)
+{
+    return &io->settings->o;
 }
 
 void io_suspend(struct call *call)
@@ -72,7 +77,7 @@ void io_done(struct call *call)
     call->next_done = io->done;
     io->done = call;
     pthread_mutex_unlock(&io->lock);
-    if (first) wake(io);
+    if (first) io_wake(io);
 }
 
 void io_again(struct call *call)
@@ -153,48 +158,32 @@ static void answer_bell(struct io_thread *io)
 
 /* --- connections --- */
 
-static void set_socket(const struct io_thread *io, int fd)
+void io_link(struct io_thread *io, struct conn *conn)
 {
-    const struct frontend_options *o = &io->frontend->options;
-    unsigned stall_ms = o->client_stall_s * 1000;
-    int on = 1;
-
-    if (o->uds && *o->uds) return;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    /* a peer that acknowledges nothing, or keeps its window shut, for so long is gone */
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &stall_ms, sizeof stall_ms);
-}
-
-static struct conn *open_conn(struct io_thread *io, struct MHD_Connection *mhd)
-{
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
-    struct conn *conn = calloc(1, sizeof *conn);
-
-    if (!conn || !info) {
-        free(conn);
-        return NULL;
-    }
-    *conn = (struct conn){.io = io,
-                          .mhd = mhd,
-                          .fd = info->connect_fd,
-                          .linger_fd = -1,
-                          .since_ns = clock_mono_ns(),
-                          .fresh = true,
-                          .next = io->conns};
+    conn->prev = NULL;
+    conn->next = io->conns;
     if (io->conns) io->conns->prev = conn;
     io->conns = conn;
-    set_socket(io, conn->fd);
-    watch(io, conn->fd, EPOLLRDHUP | EPOLLET, conn);
-    atomic_fetch_add_explicit(&io->frontend->stats->connections_accepted, 1, memory_order_relaxed);
-    return conn;
+    if (!io->conns_end) io->conns_end = conn;
+}
+
+void io_unlink(struct io_thread *io, struct conn *conn)
+{
+    *(conn->prev ? &conn->prev->next : &io->conns) = conn->next;
+    *(conn->next ? &conn->next->prev : &io->conns_end) = conn->prev;
+}
+
+void io_touch(struct conn *conn)
+{
+    conn->since_ns = clock_mono_ns();
+    io_unlink(conn->io, conn);
+    io_link(conn->io, conn);
 }
 
 /* Reads away what the client still sends, so that the kernel delivers our answer instead of a reset. */
-static void start_linger(struct io_thread *io, int fd)
+void io_linger(struct io_thread *io, int fd)
 {
-    if (io->linger_count == LINGERS_MAX || !watch(io, fd, EPOLLIN | EPOLLRDHUP, &tag_linger)) {
+    if (io->linger_count == LINGERS_MAX || !io_watch(io, fd, EPOLLIN | EPOLLRDHUP, &tag_linger)) {
         close(fd);
         return;
     }
@@ -202,21 +191,19 @@ static void start_linger(struct io_thread *io, int fd)
     io->lingers[io->linger_count++] = (struct leftover){fd, clock_mono_ns() + 2 * second_ns};
 }
 
+/* libmicrohttpd has done with it and closes the socket next. */
 static void close_conn(struct io_thread *io, struct conn *conn)
 {
     epoll_ctl(io->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
-    io->closed_one = true;
     if (conn->call) { /* its head was never whole */
         if (conn->call->received_ns) atomic_fetch_sub(&io->frontend->busy, 1);
         forget_again(io, conn->call);
         call_destroy(conn->call);
     }
-    if (conn->linger_fd >= 0) start_linger(io, conn->linger_fd);
-    if (conn->prev)
-        conn->prev->next = conn->next;
-    else
-        io->conns = conn->next;
-    if (conn->next) conn->next->prev = conn->prev;
+    if (conn->linger_fd >= 0) io_linger(io, conn->linger_fd);
+    io_unlink(io, conn);
+    io->conn_count--;
+    if (conn->address) address_count_leave(io->frontend->addresses, conn->address);
     free(conn);
     atomic_fetch_add_explicit(&io->frontend->stats->connections_closed, 1, memory_order_relaxed);
 }
@@ -226,10 +213,12 @@ static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
 {
     struct io_thread *io = cls;
 
-    if (code == MHD_CONNECTION_NOTIFY_STARTED)
-        *context = open_conn(io, mhd);
-    else if (*context)
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        *context = io->arriving;
+        if (io->arriving) io->arriving->mhd = mhd;
+    } else if (*context) {
         close_conn(io, *context);
+    }
 }
 
 static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
@@ -252,6 +241,10 @@ static void hang_up(struct conn *conn)
 {
     struct call *call = conn->call;
 
+    if (!conn->mhd) {
+        accept_drop(conn->io, conn);
+        return;
+    }
     conn->hung_up = true;
     conn->hung_up_ns = clock_mono_ns();
     /* while libmicrohttpd reads it sees the end itself; a sent answer needs nobody */
@@ -295,7 +288,7 @@ static bool is_stuck(struct conn *conn, int64_t now, int64_t limit_ns)
 
 static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
 {
-    const struct frontend_options *o = &io->frontend->options;
+    const struct frontend_options *o = &io->settings->o;
     struct call *call = conn->call;
     int64_t age_ns = now - conn->since_ns;
 
@@ -307,9 +300,17 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
                      SHUT_RDWR); /* an end that came with the data: libmicrohttpd has not seen it */
             return;
         }
-        if (age_ns < (idle ? o->idle_timeout_s : o->header_timeout_s) * second_ns) return;
+        uint32_t limit_s = idle                               ? o->idle_timeout_s
+                           : call && call->state == CALL_BODY ? o->body_timeout_s
+                                                              : o->header_timeout_s;
+
+        if (age_ns < limit_s * second_ns) return;
         atomic_fetch_add_explicit(&io->frontend->stats->connections_timed_out, 1,
                                   memory_order_relaxed);
+        if (!conn->mhd) {
+            accept_drop(io, conn);
+            return;
+        }
         shutdown(conn->fd, SHUT_RDWR); /* libmicrohttpd sees the end and closes */
     } else if (call->state == CALL_STREAM && !call->suspended &&
                now - call->last_taken_ns > o->client_stall_s * second_ns) {
@@ -341,17 +342,68 @@ static int wait_ms(struct io_thread *io)
     MHD_UNSIGNED_LONG_LONG mhd_ms;
     int ms = io->conns || io->linger_count || atomic_load(&io->stopping) ? 1000 : -1;
 
-    if (io->again || io->closed_one) return 0;
+    if (io->again) return 0;
     if (MHD_get_timeout(io->mhd, &mhd_ms) == MHD_YES && (ms < 0 || mhd_ms < (unsigned)ms))
         ms = mhd_ms > 1000 ? 1000 : (int)mhd_ms;
     return ms;
+}
+
+static void conn_event(struct io_thread *io, struct conn *conn, uint32_t events)
+{
+    if (!conn->mhd && events & EPOLLIN)
+        accept_hand_over(io, conn);
+    else if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        hang_up(conn);
+}
+
+/* What others have asked of this thread since the last turn. */
+static void look_around(struct io_thread *io)
+{
+    struct frontend *f = io->frontend;
+
+    settings_follow(f, &io->settings);
+    accept_watch(io);
+    pthread_mutex_lock(&io->lock);
+    if (io->visit) {
+        io->visit(io, io->visit_ctx);
+        io->visit = NULL;
+        sem_post(io->visited);
+    }
+    pthread_mutex_unlock(&io->lock);
+}
+
+bool io_visit(struct io_thread *io, void (*visit)(struct io_thread *io, void *ctx), void *ctx)
+{
+    struct timespec until;
+    sem_t visited;
+
+    sem_init(&visited, 0, 0);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 2;
+    pthread_mutex_lock(&io->lock);
+    io->visit = visit;
+    io->visit_ctx = ctx;
+    io->visited = &visited;
+    pthread_mutex_unlock(&io->lock);
+    io_wake(io);
+    int waited;
+
+    while ((waited = sem_timedwait(&visited, &until)) && errno == EINTR)
+        ;
+    pthread_mutex_lock(&io->lock); /* it may come to it just now */
+    bool came = !waited || !io->visit;
+
+    io->visit = NULL;
+    pthread_mutex_unlock(&io->lock);
+    sem_destroy(&visited);
+    return came;
 }
 
 static void turn(struct io_thread *io, int ms)
 {
     struct epoll_event events[EVENTS_PER_TURN];
     int count = epoll_wait(io->epoll_fd, events, EVENTS_PER_TURN, ms);
-    bool bell = false, done = false, linger = false;
+    bool bell = false, done = false, linger = false, arrived = false;
 
     /* hang-ups first: a conn is freed only within MHD_run, so every pointer here is alive */
     for (int i = 0; i < count; i++) {
@@ -363,15 +415,17 @@ static void turn(struct io_thread *io, int ms)
             done = true;
         else if (tag == &tag_linger)
             linger = true;
-        else if (tag != &tag_mhd && events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-            hang_up(tag);
+        else if (tag == &io_tag_listen)
+            arrived = true;
+        else if (tag != &tag_mhd)
+            conn_event(io, tag, events[i].events);
     }
     if (done) drain_eventfd(io->wake_fd);
     if (bell) drain_eventfd(io->bell.event_fd);
     if (done) take_done(io);
     if (bell) answer_bell(io);
     take_again(io);
-    io->closed_one = false;
+    if (arrived) accept_some(io);
     MHD_run(io->mhd);
     int64_t now = clock_mono_ns();
 
@@ -390,12 +444,15 @@ static bool any_call(const struct io_thread *io, bool parsing_only)
 static void wind_down(struct io_thread *io)
 {
     int64_t until = clock_mono_ns() + 2 * second_ns;
-    int listen_fd = MHD_quiesce_daemon(io->mhd);
+    struct conn *next;
 
-    if (listen_fd >= 0) close(listen_fd);
+    for (struct conn *conn = io->conns; conn; conn = next) {
+        next = conn->next;
+        if (!conn->mhd) accept_drop(io, conn);
+    }
     while (any_call(io, false) && clock_mono_ns() < until) {
         for (struct conn *conn = io->conns; conn; conn = conn->next)
-            if (conn->call) call_end(conn->call);
+            if (conn->call) call_end(conn->call, "server_draining", "The server is shutting down.");
         turn(io, 20);
     }
     /* libmicrohttpd must not end with suspended connections: text threads may still have some, and a run of it may suspend
@@ -414,8 +471,11 @@ static void *io_main(void *arg)
     struct io_thread *io = arg;
 
     pthread_setname_np(pthread_self(), "inferd-io");
-    while (!atomic_load(&io->stopping))
+    while (!atomic_load(&io->stopping)) {
+        look_around(io);
         turn(io, wait_ms(io));
+    }
+    accept_watch(io);
     wind_down(io);
     MHD_stop_daemon(io->mhd);
     io->mhd = NULL;
@@ -444,34 +504,42 @@ static size_t keep_escapes(void *cls, struct MHD_Connection *mhd, char *text)
 
 static struct MHD_Daemon *start_mhd(struct io_thread *io, uint32_t connections_max)
 {
+    /* the limit proper is accept.c's; what is being closed still counts with libmicrohttpd for a moment */
+    const unsigned limit = connections_max + 256;
+    const unsigned flags =
+        MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_CERT_CALLBACK, 0, (void *)(uintptr_t)tls_certificate},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t)tls_priorities},
+        {MHD_OPTION_END, 0, NULL}};
+    bool https = io->frontend->options.tls_cert != NULL;
+
     return MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_USE_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, http_handle,
-        io->frontend, MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_LISTEN_SOCKET,
-        io->listen_fd, MHD_OPTION_CONNECTION_LIMIT, connections_max,
+        flags | (https ? MHD_USE_TLS : 0), 0, NULL, NULL, http_handle, io->frontend,
+        MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_CONNECTION_LIMIT, limit,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)MHD_POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
         0u, MHD_OPTION_NOTIFY_CONNECTION, on_connection, io, MHD_OPTION_NOTIFY_COMPLETED,
         on_completed, io, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, io,
         MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
-        MHD_OPTION_END);
+        MHD_OPTION_ARRAY, https ? tls : tls + 2, MHD_OPTION_END);
 }
 
 static enum status open_all(struct io_thread *io, uint32_t connections_max, struct error *err)
 {
     io->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     io->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    io->listen_fd = dup(io->frontend->listen_fd); /* each daemon closes its own */
-    if (io->epoll_fd < 0 || io->wake_fd < 0 || io->listen_fd < 0)
+    io->spare_fd = dup(io->wake_fd);
+    if (io->epoll_fd < 0 || io->wake_fd < 0 || io->spare_fd < 0)
         return error_set(err, STATUS_IO, "no file descriptor for an I/O thread: %s",
                          strerror(errno));
     io->mhd = start_mhd(io, connections_max);
     if (!io->mhd) return error_set(err, STATUS_NOMEM, "libmicrohttpd could not start");
-    io->listen_fd = -1;
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(io->mhd, MHD_DAEMON_INFO_EPOLL_FD);
 
     io->mhd_epoll_fd = info->listen_fd; /* the union's int */
-    if (!watch(io, io->mhd_epoll_fd, EPOLLIN, &tag_mhd) ||
-        !watch(io, io->wake_fd, EPOLLIN, &tag_wake) ||
-        !watch(io, io->bell.event_fd, EPOLLIN, &tag_bell))
+    if (!io_watch(io, io->mhd_epoll_fd, EPOLLIN, &tag_mhd) ||
+        !io_watch(io, io->wake_fd, EPOLLIN, &tag_wake) ||
+        !io_watch(io, io->bell.event_fd, EPOLLIN, &tag_bell))
         return error_set(err, STATUS_IO, "epoll_ctl: %s", strerror(errno));
     return STATUS_OK;
 }
@@ -481,7 +549,10 @@ enum status io_create(struct frontend *frontend, struct io_thread *io, uint32_t 
 {
     (void)number;
     io->frontend = frontend;
-    io->epoll_fd = io->wake_fd = io->listen_fd = -1;
+    io->epoll_fd = io->wake_fd = io->spare_fd = -1;
+    io->conns_max = connections_max;
+    io->settings = frontend->settings_now;
+    settings_ref(io->settings);
     pthread_mutex_init(&io->lock, NULL);
     enum status st = output_bell_init(&io->bell);
 
@@ -496,7 +567,7 @@ enum status io_create(struct frontend *frontend, struct io_thread *io, uint32_t 
 void io_stop(struct io_thread *io)
 {
     atomic_store(&io->stopping, true);
-    if (io->wake_fd >= 0) wake(io);
+    if (io->wake_fd >= 0) io_wake(io);
 }
 
 void io_destroy(struct io_thread *io)
@@ -507,7 +578,8 @@ void io_destroy(struct io_thread *io)
     while (io->linger_count)
         end_linger(io, io->linger_count - 1);
     if (io->bell.event_fd >= 0) output_bell_fini(&io->bell);
-    if (io->listen_fd >= 0) close(io->listen_fd);
+    if (io->spare_fd >= 0) close(io->spare_fd);
+    settings_unref(io->settings);
     if (io->wake_fd >= 0) close(io->wake_fd);
     if (io->epoll_fd >= 0) close(io->epoll_fd);
     pthread_mutex_destroy(&io->lock);

@@ -8,12 +8,16 @@
 
 #include <stdbool.h>
 
+#include <semaphore.h>
+
 #include "engine/output.h"
 #include "frontend/call.h"
 
 enum {
-    MHD_POOL_BYTES = 64 << 10, /* request line and headers: 16 KiB must work, 256 KiB must fail */
-    LINGERS_MAX = 64,          /* closed connections whose leftovers are read away, at once */
+    /* Of each connection, for request line, headers and the answer's head: 16 KiB of them must work, 256 KiB must fail.
+     * libmicrohttpd zeroes all of it after each request, so an idle connection holds this much. */
+    MHD_POOL_BYTES = 24 << 10,
+    LINGERS_MAX = 64, /* closed connections whose leftovers are read away, at once */
 };
 
 struct leftover {
@@ -23,19 +27,44 @@ struct leftover {
 
 struct io_thread {
     struct frontend *frontend;
+    struct settings *settings; /* one reference; the newest at the last turn's begin */
+    uint32_t conn_count, conns_max;
+    bool listens;          /* the listening socket is watched */
+    struct conn *arriving; /* during MHD_add_connection */
+    int spare_fd; /* given up for a moment when descriptors run out, to close a connection properly */
+    int64_t told_full_ns; /* last warning about it */
     pthread_t thread;
     bool started;
-    int epoll_fd, mhd_epoll_fd, wake_fd, listen_fd;
+    int epoll_fd, mhd_epoll_fd, wake_fd;
     struct MHD_Daemon *mhd;
     struct output_bell bell;
-    struct conn *conns; /* all connections of this thread */
+    struct conn *conns,
+        *conns_end; /* all connections of this thread, the last to have become active first */
     int64_t swept_ns;
     struct leftover lingers[LINGERS_MAX];
     uint32_t linger_count;
     struct call *again; /* to be pumped in the next turn */
-    bool
-        closed_one; /* at its limit libmicrohttpd stops listening, and starts again in the turn after a close */
     pthread_mutex_t lock;
-    struct call *done; /* under lock: parsed, newest first */
+    struct call *done;                              /* under lock: parsed, newest first */
+    void (*visit)(struct io_thread *io, void *ctx); /* under lock: io_visit's */
+    void *visit_ctx;
+    sem_t *visited;
     _Atomic bool stopping;
 };
+
+/* --- accept.c: connections that have sent nothing yet --- */
+/* Takes what waits at the listening socket, some at a time. */
+void accept_some(struct io_thread *io);
+/* Watches the listening socket or stops doing so, as frontend.accepting says. */
+void accept_watch(struct io_thread *io);
+/* The first bytes of a silent connection are there: hands it to libmicrohttpd. */
+void accept_hand_over(struct io_thread *io, struct conn *conn);
+/* Closes a silent connection. */
+void accept_drop(struct io_thread *io, struct conn *conn);
+
+/* --- io_thread.c, for accept.c --- */
+bool io_watch(struct io_thread *io, int fd, uint32_t events, void *tag);
+void io_link(struct io_thread *io, struct conn *conn); /* to the front of the list */
+void io_unlink(struct io_thread *io, struct conn *conn);
+void io_linger(struct io_thread *io, int fd); /* takes fd */
+extern char io_tag_listen;

@@ -24,6 +24,8 @@ static ssize_t read_events(void *cls, uint64_t position, char *to, size_t max)
     (void)position;
     if (call->state == CALL_GONE) return MHD_CONTENT_READER_END_WITH_ERROR;
     call->last_taken_ns = clock_mono_ns();
+    if (call->given_ns) call->stall_ns += call->last_taken_ns - call->given_ns;
+    call->given_ns = 0;
     if (call->out_at == call->out.len) {
         drop_sent(call);
         call_pump(call, &more);
@@ -42,6 +44,7 @@ static ssize_t read_events(void *cls, uint64_t position, char *to, size_t max)
     if (left > max) left = max;
     memcpy(to, call->out.ptr + call->out_at, left);
     call->out_at += left;
+    call->given_ns = call->last_taken_ns; /* it asks again when the socket has taken this */
     return (ssize_t)left;
 }
 

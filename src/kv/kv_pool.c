@@ -2,13 +2,11 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "kv/kv_block.h"
 
 enum { NONE = UINT32_MAX };
-
-struct kv_block {
-    uint32_t refs;
-    uint32_t next_free; /* NONE at the end; meaningless while refs > 0 */
-};
 
 struct kv_pool {
     uint32_t capacity, free_count, promised, reclaimable;
@@ -22,17 +20,23 @@ enum status kv_pool_create(uint32_t capacity, struct kv_pool **out)
 {
     if (capacity < 1 || capacity > KV_POOL_BLOCKS_MAX) return STATUS_INVALID;
     struct kv_pool *pool = calloc(1, sizeof *pool);
-    struct kv_block *blocks = calloc(capacity, sizeof *blocks);
+    struct kv_block *blocks = aligned_alloc(64, (size_t)capacity * sizeof *blocks);
     if (!pool || !blocks) {
         free(pool);
         free(blocks);
         return STATUS_NOMEM;
     }
+    memset(blocks, 0, (size_t)capacity * sizeof *blocks);
     for (uint32_t i = 0; i < capacity; i++)
-        blocks[i].next_free = i + 1 < capacity ? i + 1 : NONE;
+        blocks[i].next = i + 1 < capacity ? i + 1 : NONE;
     *pool = (struct kv_pool){.capacity = capacity, .free_count = capacity, .blocks = blocks};
     *out = pool;
     return STATUS_OK;
+}
+
+struct kv_block *kv_pool_blocks(struct kv_pool *pool)
+{
+    return pool->blocks;
 }
 
 void kv_pool_destroy(struct kv_pool *pool)
@@ -50,7 +54,7 @@ static uint32_t pop_free(struct kv_pool *pool)
     uint32_t id = pool->free_head;
 
     assert(id < pool->capacity && pool->blocks[id].refs == 0);
-    pool->free_head = pool->blocks[id].next_free;
+    pool->free_head = pool->blocks[id].next;
     pool->free_count--;
     pool->blocks[id].refs = 1;
     return id;
@@ -96,7 +100,7 @@ void kv_pool_unref(struct kv_pool *pool, uint32_t block)
 {
     assert(block < pool->capacity && pool->blocks[block].refs > 0);
     if (--pool->blocks[block].refs > 0) return;
-    pool->blocks[block].next_free = pool->free_head;
+    pool->blocks[block].next = pool->free_head;
     pool->free_head = block;
     pool->free_count++;
 }
@@ -162,7 +166,7 @@ void kv_pool_check(const struct kv_pool *pool)
 
     for (uint32_t i = 0; i < pool->capacity; i++)
         unused += pool->blocks[i].refs == 0;
-    for (uint32_t i = pool->free_head; i != NONE; i = pool->blocks[i].next_free) {
+    for (uint32_t i = pool->free_head; i != NONE; i = pool->blocks[i].next) {
         assert(i < pool->capacity && pool->blocks[i].refs == 0);
         assert(++listed <= pool->capacity); /* a cycle would not end */
     }

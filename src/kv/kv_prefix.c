@@ -5,30 +5,10 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "kv/kv_block.h"
 #include "kv/kv_seq.h"
 
-enum { NONE = KV_PREFIX_NONE, PINNED_PART = 4 };
-
-enum entry_list {
-    LIST_NONE,   /* a sequence uses it */
-    LIST_IDLE,   /* nobody does: it may be evicted, and counts as available */
-    LIST_PINNED, /* nobody does, but it is pinned: neither */
-    LISTS,
-};
-
-struct kv_entry {
-    uint64_t serial;       /* 0: no entry here */
-    uint64_t chain_serial; /* of the entry before it, or the salt */
-    uint64_t seq_no;       /* step that completes it; 0: not planned yet */
-    void *owner;           /* who computes it, until it ends */
-    uint32_t bucket_next;
-    uint32_t idle_prev, idle_next;      /* NONE at the ends */
-    uint32_t others[KV_GROUPS_MAX - 1]; /* blocks in groups 1.. */
-    bool chain_start;
-    uint8_t list;      /* enum entry_list */
-    uint32_t pinned_s; /* end of its pin; 0: none */
-};
-static_assert(sizeof(struct kv_entry) <= 64, "one cache line");
+enum { NONE = KV_PREFIX_NONE, PINNED_PART = 4, PIN_END_MAX = (1 << 29) - 1 };
 
 struct kv_prefix {
     struct kv_space *space;
@@ -36,7 +16,7 @@ struct kv_prefix {
     uint64_t secret, serials;
     uint32_t *buckets; /* [bucket_mask + 1] */
     uint32_t bucket_mask;
-    struct kv_entry *entries; /* [capacity], by block of group 0 */
+    struct kv_block *entries; /* [capacity], the pool's, by block of group 0 */
     int32_t *tokens;          /* [capacity][span] */
     struct {
         uint32_t first, last; /* least recently used first */
@@ -58,40 +38,58 @@ struct kv_chain kv_chain_after(uint64_t serial)
     return (struct kv_chain){serial, false};
 }
 
-static uint32_t bucket_of(const struct kv_prefix *p, struct kv_chain chain, const int32_t *tokens)
+static uint32_t hash_key(const struct kv_prefix *p, struct kv_chain chain, const int32_t *tokens)
 {
     uint64_t h = hash_bytes(tokens, p->span * sizeof *tokens, p->secret);
 
-    return (uint32_t)hash_mix64(h ^ hash_mix64(chain.serial + chain.start)) & p->bucket_mask;
+    return (uint32_t)hash_mix64(h ^ hash_mix64(chain.serial + chain.start));
 }
 
-static bool is_key(const struct kv_prefix *p, uint32_t e, struct kv_chain chain,
+static bool is_key(const struct kv_prefix *p, uint32_t e, uint32_t hash, struct kv_chain chain,
                    const int32_t *tokens)
 {
-    const struct kv_entry *entry = &p->entries[e];
+    const struct kv_block *entry = &p->entries[e];
 
-    return entry->chain_serial == chain.serial && entry->chain_start == chain.start &&
+    return entry->hash == hash && entry->chain_serial == chain.serial &&
+           entry->chain_start == chain.start &&
            memcmp(p->tokens + (size_t)e * p->span, tokens, p->span * sizeof *tokens) == 0;
 }
 
-uint32_t kv_prefix_find(const struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens)
+static uint32_t find(const struct kv_prefix *p, uint32_t hash, struct kv_chain *chain,
+                     const int32_t *tokens)
 {
-    uint32_t e = p->buckets[bucket_of(p, *chain, tokens)];
+    uint32_t e = p->buckets[hash & p->bucket_mask];
 
-    while (e != NONE && !is_key(p, e, *chain, tokens))
+    while (e != NONE && !is_key(p, e, hash, *chain, tokens))
         e = p->entries[e].bucket_next;
     if (e != NONE) *chain = (struct kv_chain){p->entries[e].serial, false};
     return e;
 }
 
+uint32_t kv_prefix_find(const struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens)
+{
+    return find(p, hash_key(p, *chain, tokens), chain, tokens);
+}
+
+struct kv_chain kv_prefix_chain_of(const struct kv_prefix *p, const struct kv_seq *seq,
+                                   uint32_t count, uint64_t salt, uint32_t *known)
+{
+    const uint32_t *blocks = seq->tables[0].blocks;
+
+    while (count > 0 && !p->entries[blocks[count - 1]].serial)
+        count--;
+    *known = count;
+    return count ? kv_chain_after(p->entries[blocks[count - 1]].serial) : kv_chain_start(salt);
+}
+
 bool kv_prefix_ready(const struct kv_prefix *p, uint32_t e, uint64_t done_seq_no)
 {
-    const struct kv_entry *entry = &p->entries[e];
+    const struct kv_block *entry = &p->entries[e];
 
     return entry->serial && (!entry->owner || (entry->seq_no && entry->seq_no <= done_seq_no));
 }
 
-void *kv_prefix_owner(const struct kv_prefix *p, uint32_t e)
+uint32_t kv_prefix_owner(const struct kv_prefix *p, uint32_t e)
 {
     return p->entries[e].owner;
 }
@@ -120,15 +118,15 @@ static void add_reclaimable(struct kv_prefix *p, int change)
 }
 
 /* To the end of a list. */
-static void enlist(struct kv_prefix *p, uint32_t e, enum entry_list list)
+static void enlist(struct kv_prefix *p, uint32_t e, enum kv_block_list list)
 {
-    struct kv_entry *entry = &p->entries[e];
+    struct kv_block *entry = &p->entries[e];
     uint32_t last = p->lists[list].last;
 
-    entry->list = (uint8_t)list;
-    entry->idle_prev = last;
-    entry->idle_next = NONE;
-    *(last == NONE ? &p->lists[list].first : &p->entries[last].idle_next) = e;
+    entry->list = list;
+    entry->prev = last;
+    entry->next = NONE;
+    *(last == NONE ? &p->lists[list].first : &p->entries[last].next) = e;
     p->lists[list].last = e;
     p->lists[list].count++;
     if (list == LIST_IDLE) add_reclaimable(p, 1);
@@ -136,15 +134,13 @@ static void enlist(struct kv_prefix *p, uint32_t e, enum entry_list list)
 
 static void delist(struct kv_prefix *p, uint32_t e)
 {
-    struct kv_entry *entry = &p->entries[e];
-    enum entry_list list = (enum entry_list)entry->list;
+    struct kv_block *entry = &p->entries[e];
+    enum kv_block_list list = (enum kv_block_list)entry->list;
 
     if (list == LIST_NONE) return;
     entry->list = LIST_NONE;
-    *(entry->idle_prev == NONE ? &p->lists[list].first : &p->entries[entry->idle_prev].idle_next) =
-        entry->idle_next;
-    *(entry->idle_next == NONE ? &p->lists[list].last : &p->entries[entry->idle_next].idle_prev) =
-        entry->idle_prev;
+    *(entry->prev == NONE ? &p->lists[list].first : &p->entries[entry->prev].next) = entry->next;
+    *(entry->next == NONE ? &p->lists[list].last : &p->entries[entry->next].prev) = entry->prev;
     p->lists[list].count--;
     if (list == LIST_IDLE) add_reclaimable(p, -1);
 }
@@ -163,8 +159,9 @@ static void unpin(struct kv_prefix *p, uint32_t e)
 
 bool kv_prefix_pin(struct kv_prefix *p, uint32_t e, uint32_t seconds)
 {
-    struct kv_entry *entry = &p->entries[e];
-    uint32_t until_s = p->now_s + seconds > p->now_s ? p->now_s + seconds : UINT32_MAX;
+    struct kv_block *entry = &p->entries[e];
+    uint64_t end_s = (uint64_t)p->now_s + seconds;
+    uint32_t until_s = end_s < PIN_END_MAX ? (uint32_t)end_s : PIN_END_MAX;
 
     assert(entry->serial);
     if (entry->pinned_s == 0) {
@@ -183,7 +180,7 @@ void kv_prefix_set_time(struct kv_prefix *p, int64_t now_ns)
     if (now_s == p->now_s) return;
     p->now_s = now_s;
     for (uint32_t e = p->lists[LIST_PINNED].first; e != NONE; e = next) {
-        next = p->entries[e].idle_next;
+        next = p->entries[e].next;
         if (p->entries[e].pinned_s <= now_s) unpin(p, e);
     }
 }
@@ -202,9 +199,8 @@ bool kv_prefix_unpin_idle(struct kv_prefix *p, uint32_t most)
 /* The entry is none any more; its blocks lose the index's reference. */
 static void forget(struct kv_prefix *p, uint32_t e)
 {
-    struct kv_entry *entry = &p->entries[e];
-    struct kv_chain chain = {entry->chain_serial, entry->chain_start};
-    uint32_t *at = &p->buckets[bucket_of(p, chain, p->tokens + (size_t)e * p->span)];
+    struct kv_block *entry = &p->entries[e];
+    uint32_t *at = &p->buckets[entry->hash & p->bucket_mask];
 
     while (*at != e)
         at = &p->entries[*at].bucket_next;
@@ -228,7 +224,7 @@ static void evict_oldest(void *ctx)
 
 void kv_prefix_dropped(struct kv_prefix *p, uint32_t block)
 {
-    struct kv_entry *entry = &p->entries[block];
+    struct kv_block *entry = &p->entries[block];
 
     if (!entry->serial || entry->list != LIST_NONE || kv_pool_refs(p->space->pools[0], block) > 1)
         return;
@@ -251,24 +247,27 @@ void kv_prefix_adopt(struct kv_prefix *p, uint32_t e, struct kv_seq *seq)
 /* --- making and unmaking entries -------------------------------------------------------------------------------- */
 
 bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens,
-                   const struct kv_seq *seq, uint32_t index, void *owner)
+                   const struct kv_seq *seq, uint32_t index, uint32_t owner)
 {
     struct kv_chain there = *chain;
-    uint32_t e = seq->tables[0].blocks[index], found = kv_prefix_find(p, &there, tokens);
+    uint32_t e = seq->tables[0].blocks[index], hash = hash_key(p, *chain, tokens);
+    uint32_t found = find(p, hash, &there, tokens), *bucket = &p->buckets[hash & p->bucket_mask];
 
     if (found != NONE) { /* ours already, or another's: then ours stays private */
         if (found == e) *chain = there;
         return found == e;
     }
-    struct kv_entry *entry = &p->entries[e];
-    uint32_t bucket = bucket_of(p, *chain, tokens);
+    struct kv_block *entry = &p->entries[e];
     assert(entry->serial == 0);
-    *entry = (struct kv_entry){.serial = ++p->serials,
-                               .chain_serial = chain->serial,
-                               .chain_start = chain->start,
-                               .owner = owner,
-                               .bucket_next = p->buckets[bucket]};
-    p->buckets[bucket] = e;
+    entry->serial = ++p->serials;
+    entry->chain_serial = chain->serial;
+    entry->chain_start = chain->start;
+    entry->hash = hash;
+    entry->owner = owner;
+    entry->seq_no = entry->pinned_s = 0;
+    entry->list = LIST_NONE;
+    entry->bucket_next = *bucket;
+    *bucket = e;
     memcpy(p->tokens + (size_t)e * p->span, tokens, p->span * sizeof *tokens);
     p->entry_count++;
     for (uint32_t g = 0; g < p->space->group_count; g++) {
@@ -281,21 +280,21 @@ bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *t
     return true;
 }
 
-void kv_prefix_computed(struct kv_prefix *p, uint32_t e, void *owner, uint64_t seq_no)
+void kv_prefix_computed(struct kv_prefix *p, uint32_t e, uint32_t owner, uint64_t seq_no)
 {
     if (p->entries[e].serial && p->entries[e].owner == owner) p->entries[e].seq_no = seq_no;
 }
 
-void kv_prefix_retract(struct kv_prefix *p, const struct kv_seq *seq, uint32_t count, void *owner,
-                       uint64_t done_seq_no)
+void kv_prefix_retract(struct kv_prefix *p, const struct kv_seq *seq, uint32_t count,
+                       uint32_t owner, uint64_t done_seq_no)
 {
     for (uint32_t i = 0; i < count; i++) {
         uint32_t e = seq->tables[0].blocks[i];
-        struct kv_entry *entry = &p->entries[e];
+        struct kv_block *entry = &p->entries[e];
 
         if (!entry->serial || entry->owner != owner) continue;
         if (kv_prefix_ready(p, e, done_seq_no))
-            entry->owner = NULL;
+            entry->owner = 0;
         else
             forget(p, e);
     }
@@ -323,13 +322,13 @@ enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
     for (int i = 0; i < LISTS; i++)
         p->lists[i].first = p->lists[i].last = NONE;
     p->pins_max = p->capacity / PINNED_PART;
-    while (buckets < p->capacity)
+    while (buckets < 2 * p->capacity) /* most look-ups touch no other entry */
         buckets *= 2;
     p->bucket_mask = buckets - 1;
     p->buckets = malloc(buckets * sizeof *p->buckets);
-    p->entries = calloc(p->capacity, sizeof *p->entries);
+    p->entries = kv_pool_blocks(space->pools[0]);
     p->tokens = calloc((size_t)p->capacity * (p->span ? p->span : 1), sizeof *p->tokens);
-    if (!p->buckets || !p->entries || !p->tokens) {
+    if (!p->buckets || !p->tokens) {
         kv_prefix_destroy(p);
         return STATUS_NOMEM;
     }
@@ -343,12 +342,11 @@ enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
 void kv_prefix_destroy(struct kv_prefix *p)
 {
     if (!p) return;
-    if (p->entries) kv_prefix_unpin_idle(p, UINT32_MAX);
-    while (p->entries && p->lists[LIST_IDLE].first != NONE)
+    if (p->buckets) kv_prefix_unpin_idle(p, UINT32_MAX);
+    while (p->buckets && p->lists[LIST_IDLE].first != NONE)
         forget(p, p->lists[LIST_IDLE].first);
     assert(p->entry_count == 0);
     free(p->buckets);
-    free(p->entries);
     free(p->tokens);
     free(p);
 }
@@ -359,11 +357,11 @@ struct kv_prefix_counts kv_prefix_counts(const struct kv_prefix *p)
                                      p->lists[LIST_PINNED].count, p->pin_count, p->evicted};
 }
 
-static void check_list(const struct kv_prefix *p, enum entry_list list, uint32_t count)
+static void check_list(const struct kv_prefix *p, enum kv_block_list list, uint32_t count)
 {
     uint32_t listed = 0;
 
-    for (uint32_t e = p->lists[list].first; e != NONE; e = p->entries[e].idle_next) {
+    for (uint32_t e = p->lists[list].first; e != NONE; e = p->entries[e].next) {
         assert(p->entries[e].serial && p->entries[e].list == list);
         assert((list == LIST_PINNED) == (p->entries[e].pinned_s > 0));
         assert(++listed <= p->capacity);

@@ -2,7 +2,8 @@
  *
  * A text is a chain of spans (one block of tokens each). An entry stands for a span behind a given chain: its key is (serial of the
  * entry before it, or the salt at the start; the span's tokens), compared in full on a hit, so no hash need be trusted. An entry is
- * named by its block id in group 0 and has one block in every group. It holds a reference to each of them.
+ * named by its block id in group 0 and has one block in every group. It holds a reference to each of them. What is known of it stands in the
+ * block's own 64 bytes (kv_block.h).
  *     none --kv_prefix_put--> PENDING (its owner is to compute it) --kv_prefix_computed(n), step n done--> READY
  *     PENDING --kv_prefix_retract--> none         READY, used by nobody ("idle") --eviction--> none
  * Only READY entries are shared; a second text waits for PENDING ones (sched/admission.c). Idle entries are evicted when a pool has
@@ -44,20 +45,24 @@ uint32_t kv_prefix_find(const struct kv_prefix *prefix, struct kv_chain *chain,
                         const int32_t *tokens);
 /* Whether the entry is READY when the steps up to done_seq_no are done. */
 bool kv_prefix_ready(const struct kv_prefix *prefix, uint32_t entry, uint64_t done_seq_no);
-/* The owner given to put; NULL once it has let go of it. */
-void *kv_prefix_owner(const struct kv_prefix *prefix, uint32_t entry);
+/* The owner given to put; 0 once it has let go of it. */
+uint32_t kv_prefix_owner(const struct kv_prefix *prefix, uint32_t entry);
 /* Tells one occupant of an entry from a later one. */
 uint64_t kv_prefix_serial(const struct kv_prefix *prefix, uint32_t entry);
 
-/* Makes seq's span at place `index` an entry behind `chain`, which moves on. PENDING where owner is not NULL, else READY. false: the key
+/* Behind the first spans of seq that are entries, of its first `count`. *known: how many they are. */
+struct kv_chain kv_prefix_chain_of(const struct kv_prefix *prefix, const struct kv_seq *seq,
+                                   uint32_t count, uint64_t salt, uint32_t *known);
+
+/* Makes seq's span at place `index` an entry behind `chain`, which moves on. PENDING where owner is not 0, else READY. false: the key
  * is there already (of another block). */
 bool kv_prefix_put(struct kv_prefix *prefix, struct kv_chain *chain, const int32_t *tokens,
-                   const struct kv_seq *seq, uint32_t index, void *owner);
+                   const struct kv_seq *seq, uint32_t index, uint32_t owner);
 /* Step seq_no computes the rest of the entry. Nothing happens if the owner is another. */
-void kv_prefix_computed(struct kv_prefix *prefix, uint32_t entry, void *owner, uint64_t seq_no);
+void kv_prefix_computed(struct kv_prefix *prefix, uint32_t entry, uint32_t owner, uint64_t seq_no);
 /* The owner ends: what of its first `count` spans is not READY is an entry no longer; the rest has no owner. */
 void kv_prefix_retract(struct kv_prefix *prefix, const struct kv_seq *seq, uint32_t count,
-                       void *owner, uint64_t done_seq_no);
+                       uint32_t owner, uint64_t done_seq_no);
 
 /* A sequence takes a READY entry as the next blocks of its tables, with a reference to each. */
 void kv_prefix_adopt(struct kv_prefix *prefix, uint32_t entry, struct kv_seq *seq);

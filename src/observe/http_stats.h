@@ -1,13 +1,19 @@
-/* http_stats.h - what the front end counts, for /metrics. Filled by frontend/, read by prometheus.c.
+/* http_stats.h - what the front ends count, for /metrics and /stats. Filled by frontend/, read by prometheus.c, vllm_metrics.c
+ * and stats_json.c.
  *
- * Every member is an atomic counter that only grows; relaxed order suffices, each is true by itself. Zeroed memory is a
- * right start. Thread: any. */
+ * Every counter only grows; relaxed order suffices, each is true by itself. Thread: any. */
 #pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
 
 #include "engine/stage_times.h"
+#include "observe/histogram.h"
+#include "observe/live.h"
+#include "observe/recent.h"
+
+struct request_record;
+#include "observe/zmq_stats.h"
 
 enum http_method { HTTP_GET, HTTP_POST, HTTP_HEAD, HTTP_OPTIONS, HTTP_OTHER, HTTP_METHODS };
 enum http_route {
@@ -15,8 +21,12 @@ enum http_route {
     ROUTE_READY,
     ROUTE_VERSION,
     ROUTE_METRICS,
+    ROUTE_PAGE,
+    ROUTE_PAGE_CSS,
+    ROUTE_PAGE_JS,
     ROUTE_MODELS,
     ROUTE_MODEL,
+    ROUTE_STATS,
     ROUTE_CHAT,
     ROUTE_COMPLETIONS,
     ROUTE_TOKENIZE,
@@ -36,38 +46,62 @@ enum reject_reason {
     REJECT_REASONS
 };
 
-enum { HISTOGRAM_BUCKETS = 20 };
-struct histogram {
-    _Atomic uint64_t counts[HISTOGRAM_BUCKETS + 1]; /* not cumulative; the last one is +Inf */
-    _Atomic uint64_t sum_ns;
+/* Why a request has ended, by vLLM's words. */
+enum finished_reason {
+    FINISHED_STOP,
+    FINISHED_LENGTH,
+    FINISHED_ABORT, /* the client has gone, or the server stops */
+    FINISHED_ERROR,
+    FINISHED_REASONS
 };
-/* Upper bounds of the buckets in ns: 0.5 ms to 262 s in powers of two. */
-int64_t histogram_bound_ns(uint32_t bucket);
-void histogram_add(struct histogram *histogram, int64_t value_ns);
 
-/* Quantiles over the last seconds: a second a slot, buckets of 2^(1/8). Where a slot is taken over for a new second while others count into it, a few
- * values may be lost. */
-enum { RECENT_SECONDS = 5, RECENT_SLOTS = RECENT_SECONDS + 1, RECENT_BUCKETS = 224 };
-struct recent {
-    struct {
-        _Atomic int64_t second; /* + 1; 0: never used */
-        _Atomic uint32_t counts[RECENT_BUCKETS];
-    } slots[RECENT_SLOTS];
+/* Histograms under vLLM's names: vllm_metrics.c has the table. */
+enum vllm_histogram {
+    VLLM_FIRST_TOKEN,
+    VLLM_INTER_TOKEN,
+    VLLM_TIME_PER_TOKEN, /* mean of a request */
+    VLLM_E2E,
+    VLLM_QUEUE,
+    VLLM_INFERENCE,
+    VLLM_PREFILL,
+    VLLM_DECODE,
+    VLLM_PROMPT_TOKENS,
+    VLLM_GENERATION_TOKENS,
+    VLLM_PREFILL_COMPUTED,
+    VLLM_MAX_GENERATION,
+    VLLM_N,
+    VLLM_MAX_TOKENS,
+    VLLM_PREEMPTIONS,
+    VLLM_HISTOGRAMS
 };
-void recent_add(struct recent *recent, int64_t now_ns, int64_t value_ns);
-/* In ns; negative: nothing in the last RECENT_SECONDS. */
-double recent_quantile(const struct recent *recent, int64_t now_ns, double q);
 
 struct http_stats {
     _Atomic uint64_t requests[HTTP_METHODS][HTTP_ROUTES][HTTP_STATUSES];
     _Atomic uint64_t rejected[REJECT_REASONS];
-    _Atomic uint64_t aborted; /* generation requests whose client had gone */
+    _Atomic uint64_t finished[FINISHED_REASONS]; /* requests that the engine had */
+    _Atomic uint64_t aborted;                    /* generation requests whose client had gone */
+    _Atomic uint64_t connections_refused;        /* over a limit */
     _Atomic uint64_t connections_accepted, connections_closed, connections_timed_out;
     _Atomic uint64_t stream_bytes, stream_tokens, stream_ns; /* CPU time making text and events */
-    struct histogram first_token, inter_token, request;
+    _Atomic uint64_t
+        stalled_ns; /* time in which streams had bytes that their sockets would not take */
+    struct histogram first_token, inter_token, request, stages[STAGES]; /* BOUNDS_TIME */
+    struct histogram vllm[VLLM_HISTOGRAMS];
     struct recent recent_first_token, recent_inter_token, recent_request;
     struct recent recent_stages[STAGES];
+    struct recent_rate recent_prompt_tokens, recent_generated_tokens, recent_finished;
+    struct live live;
+    struct zmq_stats zmq;
 };
+struct http_stats *http_stats_create(void);        /* NULL: no memory */
+void http_stats_destroy(struct http_stats *stats); /* takes NULL */
+
 void http_stats_count(struct http_stats *stats, enum http_method method, enum http_route route,
                       unsigned status);
+/* A request's first token came; the next of its first choice came. */
+void http_stats_first_token(struct http_stats *stats, int64_t now_ns, int64_t since_received_ns);
+void http_stats_inter_token(struct http_stats *stats, int64_t now_ns, int64_t since_last_ns);
+/* A request that the engine had is over: all histograms, rates and counters of requests. */
+void http_stats_finish(struct http_stats *stats, const struct request_record *record,
+                       int64_t now_ns);
 const char *http_route_pattern(enum http_route route); /* "/v1/models/{id}"; "other" */

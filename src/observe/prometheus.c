@@ -1,12 +1,20 @@
 /* prometheus.c - text format 0.0.4: one HELP and TYPE line per family, then its samples. */
 #include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
+#include "observe/exposition.h"
 #include "observe/metrics.h"
+#include "observe/process_metrics.h"
+#include "observe/vllm_metrics.h"
 
 static void family(struct buf *out, const char *name, const char *type, const char *help)
 {
-    buf_printf(out, "# HELP inferd_%s %s\n# TYPE inferd_%s %s\n", name, help, name, type);
+    char full[80];
+
+    snprintf(full, sizeof full, "inferd_%s", name);
+    expo_family(out, full, type, help);
 }
 
 static void single(struct buf *out, const char *name, const char *type, const char *help,
@@ -25,18 +33,24 @@ static void seconds(struct buf *out, const char *name, const char *help, uint64_
 static void put_histogram(struct buf *out, const char *name, const char *help,
                           const struct histogram *h)
 {
-    uint64_t total = 0;
+    char full[80];
 
+    snprintf(full, sizeof full, "inferd_%s", name);
     family(out, name, "histogram", help);
-    for (uint32_t i = 0; i < HISTOGRAM_BUCKETS; i++) {
-        total += atomic_load_explicit(&h->counts[i], memory_order_relaxed);
-        buf_printf(out, "inferd_%s_bucket{le=\"%.10g\"} %" PRIu64 "\n", name,
-                   (double)histogram_bound_ns(i) * 1e-9, total);
+    expo_histogram(out, full, "", h, BOUNDS_TIME, 0, false);
+}
+
+static void put_stages(struct buf *out, const struct http_stats *http)
+{
+    char label[40];
+
+    family(out, "request_stage_seconds", "histogram",
+           "Where the time of finished requests went: stages one behind the other.");
+    for (int s = 0; s < STAGES; s++) {
+        snprintf(label, sizeof label, "stage=\"%s\"", stage_name((enum request_stage)s));
+        expo_histogram(out, "inferd_request_stage_seconds", label, &http->stages[s], BOUNDS_TIME, 0,
+                       false);
     }
-    total += atomic_load_explicit(&h->counts[HISTOGRAM_BUCKETS], memory_order_relaxed);
-    buf_printf(out, "inferd_%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", name, total);
-    buf_printf(out, "inferd_%s_sum %.9f\ninferd_%s_count %" PRIu64 "\n", name,
-               (double)atomic_load_explicit(&h->sum_ns, memory_order_relaxed) * 1e-9, name, total);
 }
 
 static void put_requests(struct buf *out, const struct http_stats *http)
@@ -98,9 +112,62 @@ static void put_window(struct buf *out, const struct engine_stats *e)
                    triggers[i], e->window_fired[i]);
 }
 
+/* Sequences that wait, by what for: they wait as one list, so all for the same. */
+static void put_waiting(struct buf *out, const struct engine_stats *e)
+{
+    static const char *const reasons[] = {"none", "window", "slots", "blocks", "rows", "turn"};
+
+    family(out, "requests_waiting_by_reason", "gauge",
+           "Sequences admitted but not started, by what they wait for.");
+    for (int i = 0; i < 6; i++)
+        buf_printf(out, "inferd_requests_waiting_by_reason{reason=\"%s\"} %u\n", reasons[i],
+                   e->waiting_for && strcmp(e->waiting_for, reasons[i]) == 0 ? e->seqs_waiting : 0);
+}
+
+static void put_sources(struct buf *out, const struct engine_stats *e)
+{
+    family(out, "prompt_tokens_by_source_total", "counter",
+           "Prompt tokens of requests that have started, by where their KV came from.");
+    buf_printf(out, "inferd_prompt_tokens_by_source_total{source=\"computed\"} %" PRIu64 "\n",
+               e->computed_tokens);
+    buf_printf(out, "inferd_prompt_tokens_by_source_total{source=\"cached\"} %" PRIu64 "\n",
+               e->cached_tokens);
+}
+
+static void put_model(struct buf *out, const struct metrics_model *m)
+{
+    family(out, "model_info", "gauge", "What is served; always 1.");
+    buf_append_str(out, "inferd_model_info{model_name=");
+    expo_label(out, m->name);
+    buf_append_str(out, ",device=");
+    expo_label(out, m->device);
+    buf_append_str(out, ",version=");
+    expo_label(out, m->version);
+    buf_printf(out, ",max_model_len=\"%u\",kv_tokens=\"%" PRIu64 "\",kv_format=\"%s\"} 1\n",
+               m->context_tokens, m->kv_tokens, m->kv_format);
+}
+
+static void put_tracer(struct buf *out, const struct tracer_stats *t)
+{
+    single(out, "traces_exported_total", "counter", "Requests whose trace the collector has taken.",
+           t->exported);
+    single(out, "trace_spans_exported_total", "counter", "Spans of these.", t->spans);
+    single(out, "traces_unsampled_total", "counter", "Requests that were not to be traced.",
+           t->unsampled);
+    family(out, "traces_dropped_total", "counter", "Requests whose trace was lost, by why.");
+    buf_printf(out,
+               "inferd_traces_dropped_total{reason=\"queue_full\"} %" PRIu64 "\n"
+               "inferd_traces_dropped_total{reason=\"refused\"} %" PRIu64 "\n"
+               "inferd_traces_dropped_total{reason=\"unreachable\"} %" PRIu64 "\n",
+               t->dropped_full, t->dropped_refused, t->dropped_lost);
+}
+
 /* The quotient of the two integrals is a mean from the start; that of their rates a mean over any span of time. */
 static void put_kv(struct buf *out, const struct engine_stats *e)
 {
+    real(out, "kv_fragmentation_ratio",
+         "Share of the places that sequences hold without a token, now.",
+         e->kv_places ? (double)(e->kv_places - e->kv_tokens) / (double)e->kv_places : 0);
     single(out, "preemptions_total", "counter", "Sequences that gave up their KV for others.",
            e->preemptions);
     single(out, "recomputed_tokens_total", "counter", "Tokens computed again after preemption.",
@@ -147,6 +214,11 @@ static void put_engine(struct buf *out, const struct engine_stats *e)
             e->host_ns_sum);
     single(out, "step_path_allocations_total", "counter",
            "Allocations on the step path after start; stays 0.", e->late_mallocs);
+    single(out, "device_late_allocations_total", "counter",
+           "Memory that the device took after start; stays 0.", e->late_device_allocations);
+    real(out, "device_memory_drift_bytes",
+         "Free memory of the GPU at start less free memory when last looked at.",
+         (double)e->device_memory_drift);
 }
 
 static void put_recent_of(struct buf *out, const char *what, const struct recent *recent,
@@ -157,7 +229,7 @@ static void put_recent_of(struct buf *out, const char *what, const struct recent
     for (int i = 0; i < 2; i++) {
         double ns = recent_quantile(recent, now_ns, quantiles[i]);
 
-        buf_printf(out, "inferd_recent_seconds{what=\"%s\",quantile=\"%g\"} ", what, quantiles[i]);
+        buf_printf(out, "inferd_recent_seconds{what=\"%s\",q=\"%g\"} ", what, quantiles[i]);
         if (ns < 0)
             buf_append_str(out, "NaN\n");
         else
@@ -173,7 +245,7 @@ static void put_recent(struct buf *out, const struct http_stats *http)
     put_recent_of(out, "first_token", &http->recent_first_token, now_ns);
     put_recent_of(out, "inter_token", &http->recent_inter_token, now_ns);
     put_recent_of(out, "request", &http->recent_request, now_ns);
-    for (int s = STAGE_QUEUE; s <= STAGE_DECODE; s++)
+    for (int s = 0; s < STAGES; s++)
         put_recent_of(out, stage_name((enum request_stage)s), &http->recent_stages[s], now_ns);
 }
 
@@ -194,6 +266,8 @@ static void put_http(struct buf *out, const struct http_stats *http)
            atomic_load(&http->stream_tokens));
     seconds(out, "stream_seconds_total", "Time making text and events from tokens.",
             atomic_load(&http->stream_ns));
+    seconds(out, "socket_stall_seconds_total",
+            "Time in which sockets would not take what there was.", atomic_load(&http->stalled_ns));
     put_histogram(out, "time_to_first_token_seconds", "From the full request to the first token.",
                   &http->first_token);
     put_histogram(out, "inter_token_seconds",
@@ -201,7 +275,13 @@ static void put_http(struct buf *out, const struct http_stats *http)
                   &http->inter_token);
     put_histogram(out, "request_seconds", "From the full request to the last byte.",
                   &http->request);
+    put_stages(out, http);
     put_recent(out, http);
+    real(out, "recent_generation_tokens_per_second", "Tokens sent on, over the last 5 s.",
+         recent_rate_get(&http->recent_generated_tokens, clock_mono_ns()));
+    real(out, "recent_prompt_tokens_per_second",
+         "Prompt tokens that gave a first token, over the last 5 s.",
+         recent_rate_get(&http->recent_prompt_tokens, clock_mono_ns()));
 }
 
 void metrics_prometheus(const struct metrics_sources *sources, struct buf *out)
@@ -209,7 +289,14 @@ void metrics_prometheus(const struct metrics_sources *sources, struct buf *out)
     static const struct engine_stats none;
 
     put_http(out, sources->http);
+    zmq_stats_put(&sources->http->zmq, out);
     put_engine(out, sources->engine ? sources->engine : &none);
     put_kv(out, sources->engine ? sources->engine : &none);
     put_window(out, sources->engine ? sources->engine : &none);
+    put_waiting(out, sources->engine ? sources->engine : &none);
+    put_sources(out, sources->engine ? sources->engine : &none);
+    if (sources->model) put_model(out, sources->model);
+    if (sources->tracer) put_tracer(out, sources->tracer);
+    process_metrics(out);
+    if (sources->vllm && sources->model && sources->engine) vllm_metrics(sources, out);
 }

@@ -46,7 +46,10 @@ static void print_memory(const struct planner_options *o, const struct planner_f
 
     fprintf(to, "memory, bytes\n");
     for (uint32_t i = 0; i < m->line_count; i++)
-        print_line(to, m->lines[i].name, m->lines[i].bytes, m->lines[i].host ? "  (host)" : "");
+        print_line(to, m->lines[i].name, m->lines[i].bytes,
+                   m->lines[i].host       ? "  (host)"
+                   : m->lines[i].estimate ? "  (the driver's, about)"
+                                          : "");
     print_line(to, o->device.kind == DEVICE_CUDA ? "sum on the device" : "sum", m->device_bytes,
                "");
     if (m->host_bytes) print_line(to, "sum on the host", m->host_bytes, "");
@@ -88,9 +91,9 @@ static json_t *lines_json(const struct device_memory *m)
     json_t *lines = json_array();
 
     for (uint32_t i = 0; i < m->line_count; i++)
-        json_array_append_new(lines,
-                              json_pack("{s:s, s:I, s:b}", "what", m->lines[i].name, "bytes",
-                                        (json_int_t)m->lines[i].bytes, "host", m->lines[i].host));
+        json_array_append_new(lines, json_pack("{s:s, s:I, s:b, s:b}", "what", m->lines[i].name,
+                                               "bytes", (json_int_t)m->lines[i].bytes, "host",
+                                               m->lines[i].host, "estimate", m->lines[i].estimate));
     return lines;
 }
 

@@ -18,6 +18,12 @@ static void lend_tables(struct sched *sched, struct sequence *seq)
 
 enum { SPAN_MAX = 64 };
 
+/* What it is called in the index while it computes entries. */
+static uint32_t owner_of(const struct sequence *seq)
+{
+    return seq->slot + 1;
+}
+
 static uint32_t span_of(const struct sched *sched)
 {
     return sched->kv.prefix ? kv_prefix_span(sched->kv.prefix) : 0;
@@ -87,10 +93,10 @@ static uint32_t count_ready(const struct sched *sched, struct sequence *seq, uin
 /* Somebody is at it: a blocked one is not, it waits for its reader. */
 static bool is_under_way(const struct sched *sched, uint32_t entry)
 {
-    const struct sequence *owner = kv_prefix_owner(sched->kv.prefix, entry);
+    uint32_t owner = kv_prefix_owner(sched->kv.prefix, entry);
 
     return !kv_prefix_ready(sched->kv.prefix, entry, sched->done_seq_no) && owner &&
-           owner->state == SEQ_RUNNING;
+           sched->by_slot[owner - 1]->state == SEQ_RUNNING;
 }
 
 static bool waits_for_prefix(struct sched *sched, struct sequence *seq)
@@ -136,17 +142,16 @@ static void adopt_ready(struct sched *sched, struct sequence *seq)
 static void put_pending(struct sched *sched, struct sequence *seq)
 {
     uint32_t spans = admission_prompt_spans(sched, seq), span = span_of(sched);
-    struct kv_chain chain = kv_chain_start(seq->salt);
+    uint32_t known;
+    struct kv_chain chain =
+        kv_prefix_chain_of(sched->kv.prefix, &seq->kv, seq->entries, seq->salt, &known);
 
+    assert(known == seq->entries);
     if (seq->entries < spans) kv_seq_grow(&seq->kv, &sched->kv, spans * span);
-    for (uint32_t i = 0; i < spans; i++) {
-        void *owner = i < seq->entries ? NULL : seq;
-
-        if (!kv_prefix_put(sched->kv.prefix, &chain, seq->prompt + (size_t)i * span, &seq->kv, i,
-                           owner))
+    for (; seq->entries < spans; seq->entries++)
+        if (!kv_prefix_put(sched->kv.prefix, &chain, seq->prompt + (size_t)seq->entries * span,
+                           &seq->kv, seq->entries, owner_of(seq)))
             return; /* another is at the same, and stands still: what follows is ours alone */
-        if (owner) seq->entries++;
-    }
 }
 
 void admission_computed(struct sched *sched, const struct sequence *seq, uint32_t from, uint32_t to,
@@ -155,28 +160,29 @@ void admission_computed(struct sched *sched, const struct sequence *seq, uint32_
     uint32_t span = span_of(sched);
 
     for (uint32_t i = span ? from / span : 0; span && i < to / span && i < seq->entries; i++)
-        kv_prefix_computed(sched->kv.prefix, seq->kv.tables[0].blocks[i], (void *)(uintptr_t)seq,
-                           seq_no);
+        kv_prefix_computed(sched->kv.prefix, seq->kv.tables[0].blocks[i], owner_of(seq), seq_no);
 }
 
 void admission_retract(struct sched *sched, struct sequence *seq)
 {
     if (sched->kv.prefix)
-        kv_prefix_retract(sched->kv.prefix, &seq->kv, seq->entries, seq, sched->done_seq_no);
+        kv_prefix_retract(sched->kv.prefix, &seq->kv, seq->entries, owner_of(seq),
+                          sched->done_seq_no);
 }
 
 /* All its steps are done: whole blocks of prompt and answer are of use to whoever continues the text. */
 static void put_ready(struct sched *sched, struct sequence *seq)
 {
-    struct kv_chain chain = kv_chain_start(seq->salt);
-    uint32_t span = span_of(sched), known = known_tokens(seq);
+    uint32_t span = span_of(sched), known = known_tokens(seq), i;
     uint32_t tokens = seq->computed < known ? seq->computed : known;
     int32_t text[SPAN_MAX];
 
     if (span == 0 || seq->spoiled) return;
-    for (uint32_t i = 0; i < tokens / span; i++)
+    struct kv_chain chain =
+        kv_prefix_chain_of(sched->kv.prefix, &seq->kv, seq->entries, seq->salt, &i);
+    for (; i < tokens / span; i++)
         if (!kv_prefix_put(sched->kv.prefix, &chain, span_tokens(seq, i, span, text), &seq->kv, i,
-                           NULL))
+                           0))
             return;
 }
 
@@ -257,6 +263,7 @@ static bool take_blocks(struct sched *sched, struct sequence *seq)
 bool admission_admit(struct sched *sched, struct sequence *seq)
 {
     seq->slot = sched->free_slots[sched->free_slot_count - 1];
+    sched->by_slot[seq->slot] = seq;
     if (!take_blocks(sched, seq)) {
         bool alone = sched->free_slot_count == sched->options.max_num_seqs;
 

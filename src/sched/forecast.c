@@ -32,3 +32,62 @@ int64_t forecast_first_token(const struct forecast *f, uint32_t seqs_ahead, uint
                   step_time(f, prompt_tokens < a_step ? prompt_tokens : a_step);
     return (int64_t)((slot_ns > compute_ns ? slot_ns : compute_ns) + step_time(f, 0));
 }
+
+static uint64_t all_tokens(const struct forecast_queue *q)
+{
+    uint64_t tokens = 0;
+
+    for (int c = 0; c < SEQ_CLASSES; c++)
+        tokens += q->tokens[c];
+    return tokens;
+}
+
+uint32_t forecast_kind(const struct forecast_queue *q, enum seq_class class)
+{
+    return class + (2 * q->own_tokens > all_tokens(q) ? SEQ_CLASSES : 0);
+}
+
+int64_t forecast_queued(const struct forecast *f, const struct forecast_queue *q,
+                        enum seq_class class, uint32_t prompt_tokens)
+{
+    uint64_t seqs = 0, tokens = 0, turns = q->sharers;
+    struct forecast felt = *f;
+
+    if (!f->ready) return -1;
+    if (forecast_kind(q, class) == class) felt.rows_under_way -= f->rows_of_floods;
+    for (int c = CLASS_FAST; c <= (f->by_class ? (int)class : CLASS_SLOW); c++) {
+        seqs += q->seqs[c];
+        tokens += q->tokens[c];
+    }
+    if ((q->own_seqs + 1) * turns < seqs) seqs = (q->own_seqs + 1) * turns;
+    if ((q->own_tokens + prompt_tokens) * turns < tokens)
+        tokens = (q->own_tokens + prompt_tokens) * turns;
+    return forecast_first_token(&felt, (uint32_t)seqs, tokens, prompt_tokens, q->starts_per_s);
+}
+
+/* --- margin ----------------------------------------------------------------------------------------------------- */
+
+static const double LATE_SHARE = 0.02, LESSON = 0.05, FACTOR_MIN = 0.25, FACTOR_MAX = 16;
+
+void forecast_margin_init(struct forecast_margin *m)
+{
+    for (int c = 0; c < FORECAST_KINDS; c++)
+        m->factor[c] = 1;
+}
+
+bool forecast_in_time(const struct forecast_margin *m, uint32_t kind, int64_t predicted_ns,
+                      int64_t limit_ns)
+{
+    return (double)predicted_ns * m->factor[kind] <= (double)limit_ns;
+}
+
+void forecast_margin_learn(struct forecast_margin *m, uint32_t kind, int64_t predicted_ns,
+                           int64_t limit_ns, int64_t took_ns)
+{
+    double *factor = &m->factor[kind];
+
+    if ((double)predicted_ns * *factor < 0.5 * (double)limit_ns && took_ns <= limit_ns) return;
+    *factor *= took_ns > limit_ns ? 1 + LESSON : 1 - LESSON * LATE_SHARE / (1 - LATE_SHARE);
+    if (*factor < FACTOR_MIN) *factor = FACTOR_MIN;
+    if (*factor > FACTOR_MAX) *factor = FACTOR_MAX;
+}

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "sched/cost_model.h"
+#include "sched/sequence.h"
 
 /* A picture of the scheduler, as of its last step. */
 struct forecast {
@@ -14,10 +15,48 @@ struct forecast {
     uint32_t decodes;                /* rows that every step carries */
     uint64_t decode_pairs;           /* and their pairs */
     uint64_t rows_under_way;         /* prompt tokens left of sequences that run */
+    uint64_t rows_of_floods;         /* of them, of tenants that let others pass (flood.c) */
     uint32_t free_slots;
     uint32_t rows_max;   /* of a step */
     int64_t max_step_ns; /* 0: no bound */
+    bool by_class;       /* shorter answers go first (sched_options.class_age_ns) */
 };
+
+/* Nothing is computed, as far as is known. */
+static inline bool forecast_is_idle(const struct forecast *f)
+{
+    return f->decodes == 0 && f->rows_under_way == 0;
+}
+
+/* What waits, as one sees it that comes now. Where shorter answers go first (sched.h), a class has before it what waits of its own and of those
+ * before it; and tenants take turns, so that of all this no more is ahead than its tenant's own, once for each of them. */
+struct forecast_queue {
+    uint32_t seqs[SEQ_CLASSES]; /* by enum seq_class */
+    uint64_t tokens[SEQ_CLASSES];
+    uint32_t own_seqs; /* of its tenant, waiting */
+    uint64_t own_tokens;
+    uint32_t sharers;    /* tenants that wait, itself one of them */
+    double starts_per_s; /* pace of the waiting list, 0: not known */
+};
+/* Those alike in how well they are predicted: by class, and whether most of what waits is their own tenant's. */
+enum { FORECAST_KINDS = 2 * SEQ_CLASSES };
+uint32_t forecast_kind(const struct forecast_queue *queue, enum seq_class class);
+/* When the first token of so many prompt tokens would come, ns from now; -1: not known yet. */
+int64_t forecast_queued(const struct forecast *f, const struct forecast_queue *queue,
+                        enum seq_class class, uint32_t prompt_tokens);
+
+/* How far predictions are to be trusted: they are multiplied by a factor for each kind, which grows with every first token that
+ * came too late though it was promised in time, and falls with those that came in time, until LATE_SHARE of those that were admitted near their
+ * limit are late. Those far from it teach nothing. */
+struct forecast_margin {
+    double factor[FORECAST_KINDS];
+};
+void forecast_margin_init(struct forecast_margin *margin);
+bool forecast_in_time(const struct forecast_margin *margin, uint32_t kind, int64_t predicted_ns,
+                      int64_t limit_ns);
+/* It was admitted so, and its first token took so long. */
+void forecast_margin_learn(struct forecast_margin *margin, uint32_t kind, int64_t predicted_ns,
+                           int64_t limit_ns, int64_t took_ns);
 
 /* ahead: what waits before it, in sequences and prompt tokens. starts_per_s: pace of the waiting list, 0: not known. ns from now. */
 int64_t forecast_first_token(const struct forecast *f, uint32_t seqs_ahead, uint64_t tokens_ahead,

@@ -34,7 +34,7 @@ void order_init(struct sched *sched)
 
 static struct account *account_of(struct sched *sched, const struct sequence *seq)
 {
-    return &sched->accounts[hash_mix64(seq->tenant) % ACCOUNTS];
+    return &sched->accounts[seq->account];
 }
 
 static void note_arrival(struct sched *sched, const struct account *account, int64_t now_ns)
@@ -65,10 +65,13 @@ static bool has_its_share(const struct sched *sched, const struct account *accou
 /* Almost always the end of the list: the search starts there. */
 void order_enqueue(struct sched *sched, struct sequence *seq)
 {
-    struct account *account = account_of(sched, seq);
+    uint32_t number = (uint32_t)(hash_mix64(seq->tenant) % ACCOUNTS);
+    struct account *account = &sched->accounts[number];
     struct seq_link *head = &account->waiting, *after = head->prev;
 
+    seq->account = (uint16_t)number;
     note_arrival(sched, account, seq->arrived_ns);
+    flood_arrival(sched, account, seq->arrived_ns);
     if (head->next == head && account->served < sched->served) account->served = sched->served;
     if (!account->listed) {
         account->listed = true;
@@ -109,8 +112,9 @@ struct sequence *order_first(struct sched *sched,
             sched->listed[i] = sched->listed[--sched->listed_count];
             continue;
         }
-        for (const struct seq_link *link = head->next;
-             link != head && !has_its_share(sched, account); link = link->next) {
+        bool may = !has_its_share(sched, account) && flood_may_start(sched, account);
+
+        for (const struct seq_link *link = head->next; link != head && may; link = link->next) {
             struct sequence *seq = sched_link_seq(link);
 
             if (best && !goes_before(sched, account, seq, best_account, best)) break;
@@ -130,6 +134,7 @@ void order_admitted(struct sched *sched, struct sequence *seq, uint32_t tokens)
 
     if (account->served > sched->served) sched->served = account->served;
     account->served += tokens;
+    flood_admitted(sched, account, seq, tokens);
     sched->holder_count += account->holds++ == 0;
 }
 
@@ -140,7 +145,10 @@ void order_released(struct sched *sched, const struct sequence *seq)
 
 void order_sampled(struct sched *sched, const struct sequence *seq)
 {
-    account_of(sched, seq)->served++;
+    struct account *account = account_of(sched, seq);
+
+    account->served++;
+    account->rate++;
 }
 
 int64_t order_oldest_ns(const struct sched *sched, int64_t now_ns)

@@ -5,6 +5,8 @@ static bool goes_first(const struct sched *sched, const struct sequence *a,
                        const struct sequence *b)
 {
     if (a->state != b->state) return a->state == SEQ_BLOCKED; /* it does not use them now */
+    if (a->priority == b->priority && flood_floods(sched, a) != flood_floods(sched, b))
+        return flood_floods(sched, a);
     return order_before(sched, b, a);
 }
 

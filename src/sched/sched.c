@@ -60,7 +60,8 @@ static enum status alloc_tables(struct sched *sched)
     }
     sched->tables = calloc((size_t)seqs * sched->table_stride, sizeof *sched->tables);
     sched->free_slots = calloc(seqs, sizeof *sched->free_slots);
-    if (!sched->tables || !sched->free_slots) return STATUS_NOMEM;
+    sched->by_slot = calloc(seqs, sizeof *sched->by_slot);
+    if (!sched->tables || !sched->free_slots || !sched->by_slot) return STATUS_NOMEM;
     for (uint32_t i = 0; i < seqs; i++)
         sched->free_slots[i] = seqs - 1 - i;
     sched->free_slot_count = seqs;
@@ -80,6 +81,7 @@ enum status sched_create(const struct sched_options *options, const struct plan 
     sched->plan = plan;
     sched->limits = limits;
     window_init(&sched->window, options->max_wait_ns, options->target_throughput);
+    sched->window.fixed = options->fixed_window;
     cost_model_init(&sched->cost);
     for (int s = 0; s < SEQ_STATE_COUNT; s++)
         sched->lists[s] = (struct seq_link){&sched->lists[s], &sched->lists[s]};
@@ -105,6 +107,7 @@ void sched_destroy(struct sched *sched)
     kv_space_fini(&sched->kv);
     free(sched->tables);
     free(sched->free_slots);
+    free(sched->by_slot);
     free(sched);
 }
 
@@ -236,6 +239,7 @@ static uint32_t chunk_rows(const struct planning *p, const struct sequence *seq)
 
     if (p->logits_left == 0) return 0;
     rows = bounded_rows(p, seq, rows);
+    if (left > 1 && (rows = flood_rows(p->sched, seq, rows)) == 0) return 0;
     if (seq->score_prompt && rows > p->logits_left) rows = p->logits_left;
     if (rows == left) return rows;
     uint32_t end = (seq->computed + rows) / CHUNK_TOKENS * CHUNK_TOKENS;
@@ -349,6 +353,7 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     for (uint32_t i = 0; i < rows; i++)
         step_tokens(step)[step->row_count + i] = sequence_token_at(seq, seq->computed + i);
     put_targets(step, seq, entry);
+    flood_put(p->sched, seq, rows);
     if (rows == 1)
         p->decodes++;
     else
@@ -362,7 +367,8 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
     seq->computed = end;
     seq->last_seq_no = p->seq_no;
     if (samples) {
-        seq->sampled_planned++;
+        if (seq->sampled_planned++ == 0)
+            window_first_token(&p->sched->window, p->now_ns - seq->arrived_ns);
         order_sampled(p->sched, seq);
         if (seq->credit) {
             seq->credit->left--;
@@ -420,7 +426,8 @@ static void plan_decodes(struct planning *p)
     }
 }
 
-static void plan_chunks(struct planning *p)
+/* Of those that flood, or of all others. */
+static void plan_chunks(struct planning *p, bool floods)
 {
     struct seq_link *head = &p->sched->lists[SEQ_RUNNING], *next;
 
@@ -429,6 +436,7 @@ static void plan_chunks(struct planning *p)
 
         next = link->next;
         if (seq->last_seq_no == p->seq_no || sequence_rows_left(seq) == 0) continue;
+        if (flood_floods(p->sched, seq) != floods) continue;
         switch (put_sequence(p, seq)) {
         case PUT_NO_ROOM: return;
         case PUT_PREEMPTED: next = head->next; break;
@@ -456,7 +464,8 @@ static bool window_is_open(const struct planning *p)
     struct sched *sched = p->sched;
     uint32_t waiting = sched->counts[SEQ_WAITING], room = sched->free_slot_count;
     bool idle = p->step->row_count == 0; /* the device would run dry, now or after its step */
-    bool asks_age = !idle && waiting > 0 && waiting < room; /* else its age decides nothing */
+    bool asks_age = (!idle || sched->window.fixed) && waiting > 0 &&
+                    waiting < room; /* else its age decides nothing */
 
     if (sched->options.max_wait_ns == 0) return true;
     return window_opens(&sched->window, idle, waiting, room,
@@ -535,8 +544,15 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     out->seq_no = seq_no;
     out->entry_count = out->row_count = 0;
     sched_unblock(sched, now_ns);
+    flood_begin_step(sched);
     plan_decodes(&p);
-    plan_chunks(&p);
+    plan_chunks(&p, false);
+    if (sched->flood.count) { /* they come behind all others */
+        sched->flood.closed = true;
+        plan_admissions(&p);
+        sched->flood.closed = false;
+        plan_chunks(&p, true);
+    }
     plan_admissions(&p);
     survey(sched);
     out->row_count = step->row_count;
@@ -569,6 +585,13 @@ const struct window *sched_window(const struct sched *sched)
     return &sched->window;
 }
 
+int64_t sched_opens_ns(const struct sched *sched)
+{
+    if (!sched->window.fixed || sched->counts[SEQ_WAITING] == 0 || sched->free_slot_count == 0)
+        return INT64_MAX;
+    return order_oldest_ns(sched, sched->now_ns) + sched->window.wait_max_ns;
+}
+
 struct sched_counts sched_counts(const struct sched *sched)
 {
     struct sched_counts counts = {
@@ -581,6 +604,9 @@ struct sched_counts sched_counts(const struct sched *sched)
         .recomputed_tokens = sched->recomputed_tokens,
         .kv_held_ns = (uint64_t)sched->waste.held_ns,
         .kv_wasted_ns = (uint64_t)sched->waste.wasted_ns,
+        .kv_places = sched->waste.places,
+        .kv_tokens = sched->waste.tokens,
+        .held = sched->held,
     };
 
     memcpy(counts.holds, sched->holds, sizeof counts.holds);

@@ -17,7 +17,8 @@
  * come); one that comes after a pause has had what the last one served had had: it is not paid for its absence. Within a tenant by arrival, where
  * class fast (at most 8 tokens to sample), normal (64) and slow count as 0, 1 and 2 times class_age_ns later: a slow one is overtaken
  * only by those that come within so long after it, so within a priority none starves.
- * While several tenants are there, one that holds more than its share of slots leaves an eighth of slots and blocks free.
+ * While several tenants are there, one that holds more than its share of slots leaves an eighth of slots and blocks free, and one that has had more
+ * than its share of late adds to a step only a small part of the time that the others' first tokens take (flood.c); it is preempted before others.
  * Pins: the beginning of a sequence that asks for it (pin_tokens, pin_s) is kept in the prefix index after it for so long, within a quarter of the
  * blocks; where a sequence that is alone, or the last in order, would have to give way, idle pins end instead.
  * Invariants (sched_check): a sequence is on the list its state names; the slots of RUNNING, BLOCKED, LEAVING and ENDING are distinct
@@ -42,6 +43,7 @@ struct sched_options {
     uint32_t max_num_batched_tokens; /* rows of a step, 1..limits.rows_max */
     bool share_prefixes;             /* sequences that begin alike share blocks (kv/kv_prefix.h) */
     int64_t max_wait_ns; /* longest window of admission (window.h); 0: none is held back */
+    bool fixed_window;   /* everybody is held back so long: to compare with */
     double
         target_throughput; /* prompt tokens a second below 80 % of which the window opens; 0: none */
     int64_t class_age_ns;  /* what a class is worth of waiting; 0: classes do not count */
@@ -77,6 +79,9 @@ struct sched_counts {
     /* time in which sequences held blocks, and its integral over the share of their places without a token (shared blocks once): the
      * quotient is the mean waste */
     uint64_t kv_held_ns, kv_wasted_ns;
+    uint64_t kv_places,
+        kv_tokens;         /* of blocks that sequences hold, now: places, and tokens in them */
+    enum seq_hold held;    /* what the waiting list waits for, where somebody waits */
     uint64_t holds[HOLDS]; /* plans after which somebody still waited, by what for */
 };
 
@@ -109,6 +114,8 @@ const struct cost_model *sched_cost_model(const struct sched *sched);
 /* For predictions of the time to first tokens. */
 struct forecast sched_forecast(const struct sched *sched);
 const struct window *sched_window(const struct sched *sched);
+/* When a fixed window that holds somebody back opens by age; INT64_MAX: there is none. Another opens at the end of a step. */
+int64_t sched_opens_ns(const struct sched *sched);
 
 /* Walks the blocked sequences: NULL begins, NULL ends. */
 struct sequence *sched_next_blocked(const struct sched *sched, const struct sequence *after);

@@ -8,9 +8,27 @@ struct account {
     struct seq_link waiting; /* circular, in the order of order_before */
     uint64_t served;         /* tokens */
     uint32_t holds;          /* slots */
-    bool listed;
+    bool listed, active, floods;
+    int64_t arrived_ns; /* its last sequence */
+    double rate;        /* tokens that it has had of late, faded (flood.c) */
+    double context;     /* mean tokens of its sequences, half of the answer included */
 };
-enum { ACCOUNTS = 1024 };
+enum { ACCOUNTS = 1024, FLOOD_CHUNK = 16 };
+
+/* flood.c: what those that take much more than their share may add to a step. */
+struct flood {
+    uint16_t active[ACCOUNTS];    /* accounts with a sequence or an arrival not long ago */
+    uint32_t active_count, count; /* count: that flood */
+    double prompt_tokens;         /* that those who do not flood have to compute, in the mean */
+    int64_t ticked_ns;
+    /* of the step that is planned */
+    double row_ns, pair_ns;
+    double prompts_left_ns, answers_ns;
+    bool known;          /* what follows from step times */
+    bool whole;          /* nothing of prompts_left_ns has been used */
+    bool others_prompts; /* others have chunks of prompts in it */
+    bool closed;         /* the others come first */
+};
 
 /* What blocks in use hold, and for how long: the time mean of (places - tokens) / places. */
 struct waste {
@@ -22,7 +40,7 @@ struct waste {
 
 struct load { /* of running sequences, after the last plan */
     uint32_t decodes;
-    uint64_t decode_pairs, rows_under_way;
+    uint64_t decode_pairs, rows_under_way, rows_of_floods;
 };
 
 struct sched {
@@ -35,6 +53,7 @@ struct sched {
     struct account *listed[ACCOUNTS];    /* all with somebody waiting, and some that had */
     uint32_t listed_count, holder_count; /* accounts; that hold slots */
     uint64_t served;                     /* by the account that was served last, before that */
+    struct flood flood;
     struct {
         const struct account *account;
         int64_t ns;
@@ -50,8 +69,9 @@ struct sched {
     enum seq_hold held; /* the waiting list, after the last plan */
     int64_t held_ns;    /* when that was */
     uint64_t holds[HOLDS];
-    int64_t now_ns;       /* of the step that is being planned */
-    uint32_t *free_slots; /* [max_num_seqs] stack */
+    int64_t now_ns;            /* of the step that is being planned */
+    struct sequence **by_slot; /* [max_num_seqs]; meaningful for slots that are held */
+    uint32_t *free_slots;      /* [max_num_seqs] stack */
     uint32_t free_slot_count;
     uint32_t *tables; /* [max_num_seqs][sum of table_blocks] block tables by slot */
     uint32_t table_blocks[KV_GROUPS_MAX];
@@ -80,6 +100,20 @@ void order_released(struct sched *sched, const struct sequence *seq); /* its slo
 void order_sampled(struct sched *sched, const struct sequence *seq);
 /* Arrival of the oldest of the waiting; now_ns: none waits. O(waiting). */
 int64_t order_oldest_ns(const struct sched *sched, int64_t now_ns);
+
+/* flood.c */
+void flood_arrival(struct sched *sched, struct account *account, int64_t now_ns);
+/* It got a slot, and so many tokens of its prompt are to be computed. */
+void flood_admitted(struct sched *sched, struct account *account, const struct sequence *seq,
+                    uint32_t tokens);
+void flood_begin_step(struct sched *sched); /* sched->now_ns is set */
+bool flood_floods(const struct sched *sched, const struct sequence *seq);
+/* Whether a sequence of the account may start in this step. */
+bool flood_may_start(const struct sched *sched, const struct account *account);
+/* Of the next `rows` rows of a prompt, those that may be in this step. */
+uint32_t flood_rows(const struct sched *sched, const struct sequence *seq, uint32_t rows);
+/* The next `rows` rows of it are in this step. */
+void flood_put(struct sched *sched, const struct sequence *seq, uint32_t rows);
 
 /* admission.c */
 /* The first waiting sequence that has not to wait for a prefix, if a slot is free; NULL otherwise. */

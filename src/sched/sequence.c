@@ -9,11 +9,14 @@ bool sequence_needs_all(const struct sequence *seq)
 
 enum { FAST_MOST = 8, NORMAL_MOST = 64 };
 
+enum seq_class sequence_class_of(uint32_t tokens)
+{
+    return tokens <= FAST_MOST ? CLASS_FAST : tokens <= NORMAL_MOST ? CLASS_NORMAL : CLASS_SLOW;
+}
+
 enum seq_class sequence_class(const struct sequence *seq)
 {
-    uint32_t left = seq->max_new - seq->sampled_planned;
-
-    return left <= FAST_MOST ? CLASS_FAST : left <= NORMAL_MOST ? CLASS_NORMAL : CLASS_SLOW;
+    return sequence_class_of(seq->max_new - seq->sampled_planned);
 }
 
 uint32_t sequence_target(const struct sequence *seq)

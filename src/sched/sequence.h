@@ -78,6 +78,7 @@ struct sequence {
     enum seq_state state;
     int64_t arrived_ns;
     uint64_t arrival;         /* place in the order of arrival, kept for ever */
+    uint16_t account;         /* of its tenant (order.c) */
     uint32_t slot;            /* of the device while RUNNING, BLOCKED, LEAVING or ENDING */
     uint32_t computed;        /* positions whose KV has been planned */
     uint32_t sampled_planned; /* tokens that steps so far have been asked for */
@@ -106,8 +107,9 @@ enum { SEQ_PREEMPTIONS_MAX = 3 };
 bool sequence_needs_all(const struct sequence *seq);
 
 /* By the tokens that it may sample yet: at most 8, at most 64, more. */
-enum seq_class { CLASS_FAST, CLASS_NORMAL, CLASS_SLOW };
+enum seq_class { CLASS_FAST, CLASS_NORMAL, CLASS_SLOW, SEQ_CLASSES };
 enum seq_class sequence_class(const struct sequence *seq);
+enum seq_class sequence_class_of(uint32_t tokens);
 
 /* Positions that must be computed for the next sample (or, with max_new 0, for the scores). */
 uint32_t sequence_target(const struct sequence *seq);

@@ -52,7 +52,10 @@ static void count_load(struct sched *sched)
         const struct sequence *seq = sched_link_seq(link);
         uint32_t rows = sequence_rows_left(seq);
 
-        if (rows > 1) load.rows_under_way += rows;
+        if (rows > 1) {
+            load.rows_under_way += rows;
+            if (flood_floods(sched, seq)) load.rows_of_floods += rows;
+        }
         if (sequence_all_planned(seq)) continue;
         load.decodes++;
         load.decode_pairs += seq->computed + 1;
@@ -75,7 +78,9 @@ struct forecast sched_forecast(const struct sched *sched)
         .rows_under_way = sched->load.rows_under_way,
         .free_slots = sched->free_slot_count,
         .rows_max = sched->options.max_num_batched_tokens,
+        .rows_of_floods = sched->load.rows_of_floods,
         .max_step_ns = sched->options.max_step_ns,
+        .by_class = sched->options.class_age_ns > 0,
     };
 
     cost_model_weights(&sched->cost, &f.step_ns, &f.row_ns, &f.pair_ns);

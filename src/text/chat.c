@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "formats/weights.h"
 #include "text/chat_probe.h"
@@ -207,6 +208,7 @@ static json_t *shaped_content(const struct chat *chat, enum chat_role role, cons
 {
     if (json_is_array(content))
         return chat->forms.walks_lists[role] ? text_parts(content) : joined_parts(content);
+    if (json_is_null(content) && chat->forms.empty_for_null) return json_string("");
     if (json_is_string(content) && chat->forms.only_lists[role])
         return json_pack("[{s:s, s:O}]", "type", "text", "text", content);
     return json_incref((json_t *)content);
@@ -442,6 +444,7 @@ enum status chat_encode(const struct chat *chat, const struct chat_request *requ
     if (!chat->template) return error_set(err, chat->fault.status, "%s", chat->fault.message);
     buf_init(&rendered, 0);
     st = render_request(chat, request, &rendered, &marks, err);
+    if (!st && request->rendered_ns) *request->rendered_ns = clock_mono_ns();
     if (!st) {
         st = tokenise(chat, request, buf_slice(&rendered), &marks, out);
         if (st) error_set(err, st, "no memory to tokenise the conversation");

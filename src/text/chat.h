@@ -38,6 +38,7 @@ struct chat_request {
     bool add_special_tokens;     /* as in /tokenize; a BOS that the template wrote is not doubled */
     bool trust_content;          /* operator's choice: added tokens are read inside user text too */
     int64_t now;                 /* unix seconds for strftime_now */
+    int64_t *rendered_ns; /* NULL, or receives CLOCK_MONOTONIC between rendering and tokenising */
 };
 
 /* Renders and tokenises. text (may be NULL) receives the rendered text. Errors: STATUS_INVALID (the template

@@ -161,6 +161,19 @@ static bool renders_developer(const struct probe *p)
     return good;
 }
 
+/* Whether a call whose message has no content renders, and without the word that null is printed as. */
+static bool renders_call(const struct probe *p, bool object, bool null_content)
+{
+    json_t *arguments = object ? json_pack("{s:s}", WORD_A, WORD_B) : json_string(ARGUMENTS);
+    char *text =
+        render(p, json_pack("[o,o,o]", message("user", json_string("hello")),
+                            calling(arguments, null_content), result(json_string("done"))));
+    bool good = text && !strstr(text, "None");
+
+    free(text);
+    return good;
+}
+
 void chat_probe(const struct template *t, struct slice source, const json_t *variables,
                 struct chat_forms *out)
 {
@@ -172,5 +185,7 @@ void chat_probe(const struct template *t, struct slice source, const json_t *var
     }
     /* where both forms do, the object: the model saw the template's own writing of it */
     out->arguments_as_object = arguments_outcome(&p, true) >= arguments_outcome(&p, false);
+    out->empty_for_null = !renders_call(&p, out->arguments_as_object, true) &&
+                          renders_call(&p, out->arguments_as_object, false);
     out->knows_developer = mentions(source, "developer") && renders_developer(&p);
 }

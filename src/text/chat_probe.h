@@ -16,6 +16,7 @@ struct chat_forms {
     bool only_lists[ROLE_COUNT]; /* and content that is a string does not */
     bool arguments_as_object;    /* of an earlier tool call; else the string */
     bool knows_developer;
+    bool empty_for_null; /* a calling message's content must be "" where it is null */
 };
 
 /* The role of a message; developer counts as system, an unknown one as user. */

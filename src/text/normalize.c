@@ -5,6 +5,7 @@
 #include <utf8proc.h>
 
 #include "base/utf8.h"
+#include "text/charsmap.h"
 #include "text/unicode_class.h"
 #include "text/utf8_part.h"
 
@@ -58,13 +59,19 @@ struct range_view range_view_of(struct range_view all, size_t begin, size_t end)
 enum status normalizer_add(struct normalizer *n, enum normalize_kind kind, struct slice from,
                            struct slice with, struct error *err)
 {
+    return normalizer_add_step(n, (struct normalize_step){.kind = kind}, from, with, err);
+}
+
+enum status normalizer_add_step(struct normalizer *n, struct normalize_step given,
+                                struct slice from, struct slice with, struct error *err)
+{
     if (n->count == NORMALIZE_STEPS_MAX || from.len > NORMALIZE_TEXT_MAX ||
         with.len > NORMALIZE_TEXT_MAX)
         return error_set(err, STATUS_UNSUPPORTED,
                          "the normaliser has more than %d steps or replaces more than %d bytes",
                          NORMALIZE_STEPS_MAX, NORMALIZE_TEXT_MAX);
     struct normalize_step *step = &n->steps[n->count++];
-    *step = (struct normalize_step){.kind = kind};
+    *step = given;
     step->from_len = (uint8_t)from.len;
     step->with_len = (uint8_t)with.len;
     if (from.len) memcpy(step->from, from.ptr, from.len);
@@ -175,6 +182,114 @@ static enum status prepend(const struct normalize_step *step, struct normalized 
     return output_end(state, &out);
 }
 
+static enum status squeeze(const struct normalize_step *step, struct normalized *state)
+{
+    const struct slice text = state->text, from = slice_of(step->from, step->from_len);
+    size_t kept = 0, begin, end;
+    struct output out = {0};
+
+    for (begin = 0; from.len && begin < text.len; begin = end) {
+        const char *hit = find(step, text.ptr + begin, text.len - begin);
+        if (!hit) break;
+        begin = (size_t)(hit - text.ptr);
+        end = begin + from.len;
+        while (slice_starts(slice_of(text.ptr + end, text.len - end), from))
+            end += from.len;
+        if (end - begin < 2 * from.len) continue;
+        if (!out.text) out = output_begin(state);
+        if (begin > kept) keep(&out, kept, begin);
+        change(&out, begin, end, step->with, step->with_len);
+        kept = end;
+    }
+    if (!out.text) return STATUS_OK;
+    if (text.len > kept) keep(&out, kept, text.len);
+    return output_end(state, &out);
+}
+
+static enum status strip(const struct normalize_step *step, struct normalized *state)
+{
+    const uint8_t *text = (const uint8_t *)state->text.ptr, *end = text + state->text.len;
+    const uint8_t *first = text, *last = end;
+    unsigned len;
+
+    for (; step->left && first < end && (class_read(first, &len) & CLASS_SPACE); first += len)
+        ;
+    while (step->right && last > first && (class_read(utf8_before(last), &len) & CLASS_SPACE))
+        last -= len;
+    if (first == text && last == end) return STATUS_OK;
+    struct output out = output_begin(state);
+    if (last > first) keep(&out, (size_t)(first - text), (size_t)(last - text));
+    return output_end(state, &out);
+}
+
+static enum status map_chars(const struct normalize_step *step, struct normalized *state)
+{
+    const uint8_t *text = (const uint8_t *)state->text.ptr;
+    const size_t size = state->text.len;
+    struct charsmap_reading reading = {step->map, text + size, NULL, step->by_clusters};
+    struct output out = {0};
+    struct slice with;
+    size_t kept = 0, len;
+
+    for (size_t at = 0; at < size; at += len) {
+        if (!charsmap_next(&reading, text + at, &len, &with)) continue;
+        if (!out.text) out = output_begin(state);
+        if (at > kept) keep(&out, kept, at);
+        change(&out, at, at + len, with.ptr, with.len);
+        kept = at + len;
+    }
+    if (!out.text) return STATUS_OK;
+    if (size > kept) keep(&out, kept, size);
+    return output_end(state, &out);
+}
+
+/* Whether the character at p parts words. */
+static bool parts_words(const struct normalize_step *step, const uint8_t *p, unsigned *len)
+{
+    const uint8_t class = class_read(p, len);
+
+    return step->kind == NORMALIZE_SPM_WORDS ? *p == ' ' : (class & CLASS_SPACE) != 0;
+}
+
+/* SentencePiece drops at the end what looks like its own marks, too. */
+static const uint8_t *last_word_end(const uint8_t *text, const uint8_t *end, struct slice mark)
+{
+    for (;;) {
+        if (end > text && end[-1] == ' ')
+            end--;
+        else if ((size_t)(end - text) >= mark.len && !memcmp(end - mark.len, mark.ptr, mark.len))
+            end -= mark.len;
+        else
+            return end;
+    }
+}
+
+static enum status mark_words(const struct normalize_step *step, struct normalized *state)
+{
+    const uint8_t *text = (const uint8_t *)state->text.ptr, *end = text + state->text.len,
+                  *p = text;
+    const struct slice with = slice_of(step->with, step->with_len);
+    struct output out = output_begin(state);
+    unsigned len;
+
+    if (step->kind == NORMALIZE_SPM_WORDS) end = last_word_end(text, end, with);
+    while (p < end) {
+        if (parts_words(step, p, &len)) {
+            p += len;
+            continue;
+        }
+        const uint8_t *word = p;
+        while (p < end && !parts_words(step, p, &len))
+            p += len;
+        bool missing = step->kind == NORMALIZE_SPM_WORDS
+                           ? out.text->len || step->left
+                           : !slice_starts(slice_of(word, (size_t)(p - word)), with);
+        if (missing) buf_append_slice(out.text, with);
+        keep(&out, (size_t)(word - text), (size_t)(p - text));
+    }
+    return output_end(state, &out);
+}
+
 /* Composes the run [begin, end), which holds characters that NFC may change. */
 static void compose(struct output *out, size_t begin, size_t end)
 {
@@ -255,6 +370,11 @@ enum status normalize(const struct normalizer *n, struct normalized *state)
         switch (n->steps[i].kind) {
         case NORMALIZE_NFC: st = nfc(state); break;
         case NORMALIZE_REPLACE: st = replace(&n->steps[i], state); break;
+        case NORMALIZE_SQUEEZE: st = squeeze(&n->steps[i], state); break;
+        case NORMALIZE_STRIP: st = strip(&n->steps[i], state); break;
+        case NORMALIZE_CHARSMAP: st = map_chars(&n->steps[i], state); break;
+        case NORMALIZE_WORDS:
+        case NORMALIZE_SPM_WORDS: st = mark_words(&n->steps[i], state); break;
         case NORMALIZE_PREPEND:
         case NORMALIZE_PREPEND_MISSING: st = prepend(&n->steps[i], state); break;
         }

@@ -1,5 +1,5 @@
-/* normalize.h - what a tokenizer does to a text before it looks for words: NFC, U+2581 in front,
- * replacing.
+/* normalize.h - what a tokenizer does to a text before it looks for words: NFC, SentencePiece's table, U+2581 in
+ * front, replacing.
  *
  * Works on the pieces between added tokens. Beside the text it carries the ranges that came from
  * outside, so that they are known in the result too. Thread: immutable after it is made. */
@@ -33,12 +33,23 @@ enum normalize_kind {
     NORMALIZE_NFC,
     NORMALIZE_PREPEND,         /* `with` in front of a text that is not empty */
     NORMALIZE_PREPEND_MISSING, /* the same unless it stands there (Metaspace, add_prefix_space) */
-    NORMALIZE_REPLACE          /* every `from` becomes `with` */
+    NORMALIZE_REPLACE,         /* every `from` becomes `with` */
+    NORMALIZE_SQUEEZE,         /* two or more `from` in a row become one `with` */
+    NORMALIZE_STRIP,           /* white space goes, at the ends that left and right say */
+    NORMALIZE_CHARSMAP,        /* by `map`, see charsmap.h */
+    NORMALIZE_WORDS, /* white space goes, and each word gets `with` in front unless it stands there (WhitespaceSplit,
+                           then Metaspace) */
+    NORMALIZE_SPM_WORDS /* spaces (U+0020) go, and each word gets `with` in front, the first one if `left` says so
+                           (SentencePiece's remove_extra_whitespaces and add_dummy_prefix) */
 };
+struct charsmap;
 enum { NORMALIZE_STEPS_MAX = 8, NORMALIZE_TEXT_MAX = 16 };
 struct normalize_step {
     enum normalize_kind kind;
     uint8_t from_len, with_len; /* bytes */
+    bool left, right;
+    bool by_clusters;           /* of the charsmap */
+    const struct charsmap *map; /* borrowed */
     char from[NORMALIZE_TEXT_MAX], with[NORMALIZE_TEXT_MAX];
 };
 struct normalizer {
@@ -49,6 +60,10 @@ struct normalizer {
 /* Errors: STATUS_UNSUPPORTED (too many steps, or texts longer than NORMALIZE_TEXT_MAX). */
 enum status normalizer_add(struct normalizer *n, enum normalize_kind kind, struct slice from,
                            struct slice with, struct error *err);
+
+/* The same with the fields of `step` that are not its texts. */
+enum status normalizer_add_step(struct normalizer *n, struct normalize_step step, struct slice from,
+                                struct slice with, struct error *err);
 
 /* A text on its way. `text` is the caller's, or lies in one of the buffers. {0}, ends with
  * normalized_fini; normalized_set starts the next text in the same memory. */

@@ -73,10 +73,21 @@ static bool joins_to_space(const struct bpe *bpe, int32_t merged)
     return false;
 }
 
+static bool any_piece_joins(const struct bpe *bpe)
+{
+    for (uint32_t i = 0; i < bpe->keys.count; i++)
+        if (joins_to_space(bpe, (int32_t)i) &&
+            bpe_find(bpe, token_table_at(&bpe->keys, (int32_t)i)) == (int32_t)i)
+            return true;
+    return false;
+}
+
 void spm_cut_at_spaces(struct tokenizer *tok)
 {
     if (tok->pretok.kind != PRETOK_WHOLE || tok->byte_level) return;
     /* An unknown U+2581 could join the unknown character in front of it to one <unk>. */
     if (bpe_find(&tok->bpe, slice_str(SPACE_MARK)) == BPE_NONE) return;
-    if (!bpe_any_merge(&tok->bpe, joins_to_space)) tok->pretok.kind = PRETOK_SPM_WORDS;
+    if (!(tok->unigram.scores ? any_piece_joins(&tok->bpe)
+                              : bpe_any_merge(&tok->bpe, joins_to_space)))
+        tok->pretok.kind = PRETOK_SPM_WORDS;
 }

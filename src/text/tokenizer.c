@@ -68,6 +68,7 @@ void tokenizer_close(struct tokenizer *tok)
     if (!tok) return;
     bpe_fini(&tok->bpe);
     unigram_fini(&tok->unigram);
+    charsmap_close(tok->charsmap);
     segment_cache_destroy(tok->segments);
     token_table_fini(&tok->own_bytes);
     free(tok->kind);

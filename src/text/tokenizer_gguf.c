@@ -1,7 +1,7 @@
 /* tokenizer_gguf.c - a tokenizer from the metadata of a GGUF file.
  *
  * tokenizer.ggml.model "gpt2" is byte-level BPE with the merges of the file and a pre-tokenizer by
- * name; "llama" is SentencePiece BPE, whose merges follow from the scores. Faults are tolerated
+ * name; "llama" is SentencePiece BPE, whose merges follow from the scores; "t5" is SentencePiece unigram. Faults are tolerated
  * where llama.cpp tolerates them (a token twice: the last counts; merges of tokens that are not
  * there). Source: the GGUF specification of ggml, and llama.cpp's converter for names and defaults.
  * */
@@ -224,7 +224,7 @@ static void add_known_ends(struct tokenizer *tok)
 }
 
 static enum status load_specials(struct tokenizer *tok, const struct weights *w, bool adds_bos,
-                                 struct error *err)
+                                 bool adds_eos, struct error *err)
 {
     int32_t eot = BPE_NONE, eom = BPE_NONE, cls = BPE_NONE;
     enum status st = special_id(tok, w, KEY("bos_token_id"), &tok->bos, err);
@@ -242,7 +242,7 @@ static enum status load_specials(struct tokenizer *tok, const struct weights *w,
     add_known_ends(tok);
     if (meta_bool(w, KEY("add_bos_token"), adds_bos) && tok->bos != BPE_NONE)
         tok->before[tok->before_count++] = tok->bos;
-    if (meta_bool(w, KEY("add_eos_token"), false) && tok->eos != BPE_NONE)
+    if (meta_bool(w, KEY("add_eos_token"), adds_eos) && tok->eos != BPE_NONE)
         tok->after[tok->after_count++] = tok->eos;
     return STATUS_OK;
 }
@@ -297,12 +297,104 @@ static enum status load_llama(struct tokenizer *tok, struct gguf_vocab *v, struc
     return st;
 }
 
+/* The table by which text is normalised, an array of bytes. */
+static enum status load_charsmap(struct tokenizer *tok, const struct weights *w, struct error *err)
+{
+    static const char key[] = KEY("precompiled_charsmap");
+    uint64_t len = 0;
+    int64_t byte = 0;
+    enum status st = weights_meta_array_len(w, key, &len);
+
+    if (st == STATUS_NOT_FOUND || (!st && !len)) return STATUS_OK;
+    uint8_t *bytes = !st && len <= INT32_MAX ? malloc(len) : NULL;
+    if (!st && !bytes) return error_set(err, STATUS_NOMEM, "no memory for %s", key);
+    for (uint64_t i = 0; !st && i < len; i++) {
+        st = weights_meta_array_i64(w, key, i, &byte);
+        bytes[i] = (uint8_t)byte;
+    }
+    if (st)
+        st = weights_fault_meta(w, key, err, STATUS_CORRUPT, "must be an array of bytes");
+    else
+        st = charsmap_open(slice_of(bytes, len), &tok->charsmap, err);
+    free(bytes);
+    if (st) return st;
+    return normalizer_add_step(
+        &tok->normalizer, (struct normalize_step){.kind = NORMALIZE_CHARSMAP, .map = tok->charsmap},
+        SLICE(""), SLICE(""), err);
+}
+
+static enum status add_spaces(struct tokenizer *tok, const struct weights *w, struct error *err)
+{
+    const struct slice mark = SLICE("\xe2\x96\x81");
+    enum status st;
+
+    tok->strip_first = meta_bool(w, KEY("add_space_prefix"), false);
+    if (meta_bool(w, KEY("remove_extra_whitespaces"), false))
+        return normalizer_add_step(
+            &tok->normalizer,
+            (struct normalize_step){.kind = NORMALIZE_SPM_WORDS, .left = tok->strip_first},
+            SLICE(""), mark, err);
+    st = normalizer_add(&tok->normalizer, NORMALIZE_REPLACE, SLICE(" "), mark, err);
+    if (!st && tok->strip_first)
+        st = normalizer_add(&tok->normalizer, NORMALIZE_PREPEND, SLICE(""), mark, err);
+    return st;
+}
+
+/* The bytes that stand for unknown characters, where the file has all of them. */
+static bool has_all_bytes(const struct gguf_vocab *v)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < v->count; i++)
+        count += v->types[i] == TYPE_BYTE;
+    return count == 256;
+}
+
+/* What is marked user-defined scores 0, as in SentencePiece and llama.cpp. */
+static enum status build_unigram(struct tokenizer *tok, const struct gguf_vocab *v,
+                                 struct error *err)
+{
+    double *scores = calloc(tok->bpe.keys.count, sizeof *scores), low = 0;
+    enum status st = STATUS_NOMEM;
+    bool any = false;
+
+    for (uint32_t i = 0; scores && i < v->count; i++) {
+        if (v->types[i] == TYPE_USER_DEFINED) continue;
+        scores[i] = v->scores[i];
+        if (v->types[i] != TYPE_NORMAL) continue;
+        if (!any || scores[i] < low) low = scores[i];
+        any = true;
+    }
+    if (scores) st = unigram_build(&tok->unigram, &tok->bpe, scores, low);
+    return st ? error_set(err, st, "no memory for the pieces") : st;
+}
+
+static enum status load_t5(struct tokenizer *tok, struct gguf_vocab *v, struct error *err)
+{
+    enum status st = load_scores(v, err);
+
+    if (!st) st = load_charsmap(tok, v->weights, err);
+    if (!st) st = add_spaces(tok, v->weights, err);
+    for (uint32_t i = 0; i < v->count; i++)
+        if (v->types[i] == TYPE_CONTROL || v->types[i] == TYPE_UNKNOWN || v->types[i] == TYPE_BYTE)
+            v->entries[i].flags = VOCAB_UNUSABLE;
+    if (!st)
+        st = tokenizer_set_vocab(
+            tok, v->entries, v->count,
+            (struct vocab_options){.form = VOCAB_SENTENCEPIECE, .byte_tokens = has_all_bytes(v)},
+            err);
+    tok->bpe.byte_fallback = has_all_bytes(v);
+    if (!st) st = build_unigram(tok, v, err);
+    if (!st) spm_cut_at_spaces(tok);
+    return st;
+}
+
 enum status tokenizer_load_gguf(struct tokenizer *tok, struct weights *weights, struct error *err)
 {
     struct gguf_vocab v = {.weights = weights};
     struct slice model;
     enum status st = weights_meta_str(weights, KEY("model"), &model);
-    bool adds_bos = false;
+    bool adds_bos = false, adds_eos = false;
 
     if (st)
         return error_set(err, STATUS_NOT_FOUND, "%s: the file has no tokenizer (%s)",
@@ -316,14 +408,20 @@ enum status tokenizer_load_gguf(struct tokenizer *tok, struct weights *weights, 
     } else if (!st && slice_eq(model, SLICE("llama"))) {
         st = load_llama(tok, &v, err);
         adds_bos = true;
+    } else if (!st && slice_eq(model, SLICE("t5"))) {
+        st = load_t5(tok, &v, err);
+        adds_eos = true;
     } else if (!st) {
         st = weights_fault_meta(weights, KEY("model"), err, STATUS_UNSUPPORTED,
-                                "is '%.*s'; only 'gpt2' and 'llama' are supported",
+                                "is '%.*s'; 'gpt2', 'llama' and 't5' are supported",
                                 (int)(model.len < 64 ? model.len : 64), model.ptr);
     }
     if (!st) st = tokenizer_index_added(tok, err);
-    if (!st) st = load_specials(tok, weights, adds_bos, err);
-    if (!st && slice_eq(model, SLICE("llama"))) tok->bpe.unk = tok->unk;
+    if (!st) st = load_specials(tok, weights, adds_bos, adds_eos, err);
+    if (!st && !slice_eq(model, SLICE("gpt2"))) tok->bpe.unk = tok->unk;
+    if (!st && tok->unigram.scores && tok->unk == BPE_NONE)
+        st = weights_fault_meta(weights, KEY("unknown_token_id"), err, STATUS_UNSUPPORTED,
+                                "is missing; a tokenizer of type t5 needs it");
     free(v.entries);
     free(v.types);
     free(v.scores);

@@ -4,6 +4,7 @@
 #include "base/arena.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
+#include "text/charsmap.h"
 #include "text/normalize.h"
 #include "text/pretokenize.h"
 #include "text/segment_cache.h"
@@ -24,6 +25,7 @@ struct tokenizer {
     const struct token_table *bytes; /* what ids add to a text */
     uint8_t *kind;                   /* owned, [bytes->count] */
 
+    struct charsmap *charsmap;    /* owned, of the normalizer, or NULL */
     struct normalizer normalizer; /* of the model, in front of the normalised added tokens */
     struct normalizer spaces;     /* Metaspace, add_prefix_space: behind them */
     bool spaces_first_only;       /* Metaspace "first": only at the start of the text */

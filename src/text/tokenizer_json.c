@@ -38,20 +38,48 @@ static enum status unsupported(struct error *err, const char *what, const json_t
 
 /* --- normalizer --- */
 
+/* Of regular expressions only the one that SentencePiece models have is known: runs of spaces. */
 static enum status add_replace(const json_t *part, struct normalizer *out, struct error *err)
 {
-    const json_t *from = json_object_get(json_object_get(part, "pattern"), "String"),
+    const json_t *pattern = json_object_get(part, "pattern"),
+                 *from = json_object_get(pattern, "String"),
                  *with = json_object_get(part, "content");
 
+    if (json_is_string(with) &&
+        slice_eq(string_slice(json_object_get(pattern, "Regex")), SLICE(" {2,}")))
+        return normalizer_add(out, NORMALIZE_SQUEEZE, SLICE(" "), string_slice(with), err);
     if (!json_is_string(from) || !json_is_string(with))
         return error_set(err, STATUS_UNSUPPORTED,
-                         "tokenizer.json: the normalizer 'Replace' with a Regex is not supported");
+                         "tokenizer.json: the normalizer 'Replace' with a Regex other than ' {2,}' "
+                         "is not supported");
     return normalizer_add(out, NORMALIZE_REPLACE, string_slice(from), string_slice(with), err);
 }
 
-static enum status load_normalizer(const json_t *part, unsigned depth, struct normalizer *out,
+static enum status add_charsmap(struct tokenizer *tok, const json_t *part, struct error *err)
+{
+    const json_t *map = json_object_get(part, "precompiled_charsmap");
+    enum status st;
+
+    if (tok->charsmap || !json_is_string(map))
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "tokenizer.json: a normalizer with %s Precompiled",
+                         tok->charsmap ? "more than one" : "an empty");
+    st = charsmap_open_base64(string_slice(map), &tok->charsmap, err);
+    if (st) {
+        error_prefix(err, "tokenizer.json");
+        return st;
+    }
+    return normalizer_add_step(&tok->normalizer,
+                               (struct normalize_step){.kind = NORMALIZE_CHARSMAP,
+                                                       .by_clusters = true,
+                                                       .map = tok->charsmap},
+                               SLICE(""), SLICE(""), err);
+}
+
+static enum status load_normalizer(struct tokenizer *tok, const json_t *part, unsigned depth,
                                    struct error *err)
 {
+    struct normalizer *out = &tok->normalizer;
     const char *type = type_of(part);
     const json_t *list = json_object_get(part, "normalizers"), *item;
     enum status st = STATUS_OK;
@@ -61,6 +89,14 @@ static enum status load_normalizer(const json_t *part, unsigned depth, struct no
     if (strcmp(type, "NFC") == 0)
         return normalizer_add(out, NORMALIZE_NFC, SLICE(""), SLICE(""), err);
     if (strcmp(type, "Replace") == 0) return add_replace(part, out, err);
+    if (strcmp(type, "Precompiled") == 0) return add_charsmap(tok, part, err);
+    if (strcmp(type, "Strip") == 0)
+        return normalizer_add_step(
+            out,
+            (struct normalize_step){.kind = NORMALIZE_STRIP,
+                                    .left = flag(part, "strip_left", false),
+                                    .right = flag(part, "strip_right", false)},
+            SLICE(""), SLICE(""), err);
     if (strcmp(type, "Prepend") == 0)
         return normalizer_add(out, NORMALIZE_PREPEND, SLICE(""),
                               string_slice(json_object_get(part, "prepend")), err);
@@ -68,7 +104,7 @@ static enum status load_normalizer(const json_t *part, unsigned depth, struct no
         return unsupported(err, "normalizer", part);
     json_array_foreach(list, i, item)
     {
-        if (!st) st = load_normalizer(item, depth + 1, out, err);
+        if (!st) st = load_normalizer(tok, item, depth + 1, err);
     }
     return st;
 }
@@ -84,7 +120,8 @@ struct pretok_plan {
     struct stage_plan stages[PRETOK_STAGES_MAX];
     uint32_t count;
     bool byte_level; /* nothing may follow */
-    bool metaspace;  /* alone */
+    bool words;      /* WhitespaceSplit, which must come first */
+    bool metaspace;  /* alone, or behind it */
     bool prefix_space;
     uint32_t leaves;
 };
@@ -144,7 +181,11 @@ static enum status plan_leaf(const json_t *part, struct pretok_plan *plan, struc
         if (!flag(part, "use_regex", true)) return STATUS_OK;
         return plan_stage(plan, (struct stage_plan){.pattern = SLICE(PRETOK_GPT2_PATTERN)}, err);
     }
-    if (strcmp(type, "Metaspace") == 0 && plan->leaves == 1) {
+    if (strcmp(type, "WhitespaceSplit") == 0 && plan->leaves == 1) {
+        plan->words = true;
+        return STATUS_OK;
+    }
+    if (strcmp(type, "Metaspace") == 0 && plan->leaves == (plan->words ? 2 : 1)) {
         plan->metaspace = true;
         return STATUS_OK;
     }
@@ -168,7 +209,9 @@ static enum status plan_pretok(const json_t *part, unsigned depth, struct pretok
     return st;
 }
 
-static enum status load_metaspace(struct tokenizer *tok, const json_t *part, struct error *err)
+/* words: behind a WhitespaceSplit, which leaves no space. The words are told apart by the marks that they get. */
+static enum status load_metaspace(struct tokenizer *tok, const json_t *part, bool words,
+                                  struct error *err)
 {
     const char *scheme = json_string_value(json_object_get(part, "prepend_scheme"));
     struct slice mark = string_slice(json_object_get(part, "replacement"));
@@ -177,19 +220,26 @@ static enum status load_metaspace(struct tokenizer *tok, const json_t *part, str
     if (!slice_eq(mark, SLICE(SPACE_MARK)))
         return error_set(err, STATUS_UNSUPPORTED, "tokenizer.json: a Metaspace that is not U+2581");
     if (!scheme) scheme = flag(part, "add_prefix_space", true) ? "always" : "never";
+    if (words && (strcmp(scheme, "always") != 0 || !flag(part, "split", true)))
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "tokenizer.json: a WhitespaceSplit with a Metaspace that is not always in "
+                         "front or does not split");
+    tok->pretok.kind = flag(part, "split", true) ? PRETOK_METASPACE : PRETOK_WHOLE;
+    if (words) return normalizer_add(&tok->spaces, NORMALIZE_WORDS, SLICE(""), mark, err);
     st = normalizer_add(&tok->spaces, NORMALIZE_REPLACE, SLICE(" "), mark, err);
     if (!st && strcmp(scheme, "never") != 0)
         st = normalizer_add(&tok->spaces, NORMALIZE_PREPEND_MISSING, SLICE(""), mark, err);
     tok->spaces_first_only = strcmp(scheme, "first") == 0;
-    tok->pretok.kind = flag(part, "split", true) ? PRETOK_METASPACE : PRETOK_WHOLE;
     return st;
 }
 
-/* The Metaspace of a pre_tokenizer that is one, alone or in a Sequence of its own. */
-static const json_t *only_leaf(const json_t *part)
+/* The last part of a pre_tokenizer that may be a Sequence. */
+static const json_t *last_leaf(const json_t *part)
 {
-    while (strcmp(type_of(part), "Sequence") == 0)
-        part = json_array_get(json_object_get(part, "pretokenizers"), 0);
+    while (strcmp(type_of(part), "Sequence") == 0) {
+        const json_t *list = json_object_get(part, "pretokenizers");
+        part = json_array_get(list, json_array_size(list) - 1);
+    }
     return part;
 }
 
@@ -203,7 +253,10 @@ static enum status load_pretok(struct tokenizer *tok, const json_t *part, bool *
 
     if (st) return st;
     *byte_level = plan.byte_level;
-    if (plan.metaspace) return load_metaspace(tok, only_leaf(part), err);
+    if (plan.metaspace) return load_metaspace(tok, last_leaf(part), plan.words, err);
+    if (plan.words)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "tokenizer.json: a WhitespaceSplit without a Metaspace behind it");
     if (plan.prefix_space && plan.leaves > 1)
         return error_set(
             err, STATUS_UNSUPPORTED,
@@ -319,12 +372,14 @@ static json_t *unigram_ids(const json_t *vocab)
 
 static enum status load_scores(struct tokenizer *tok, const json_t *vocab, struct error *err)
 {
-    double *scores = calloc(tok->bpe.keys.count, sizeof *scores);
+    double *scores = calloc(tok->bpe.keys.count, sizeof *scores), low = 0;
     enum status st = STATUS_NOMEM;
 
-    for (size_t i = 0; scores && i < json_array_size(vocab); i++)
+    for (size_t i = 0; scores && i < json_array_size(vocab); i++) {
         scores[i] = json_number_value(json_array_get(json_array_get(vocab, i), 1));
-    if (scores) st = unigram_build(&tok->unigram, &tok->bpe, scores);
+        if (!i || scores[i] < low) low = scores[i];
+    }
+    if (scores) st = unigram_build(&tok->unigram, &tok->bpe, scores, low);
     return st ? error_set(err, st, "no memory for the pieces") : st;
 }
 
@@ -704,7 +759,7 @@ enum status tokenizer_load_json(struct tokenizer *tok, struct weights *weights, 
     enum status st = weights_json(weights, "tokenizer.json", &root, err);
 
     if (!st) st = check_model(json_object_get(root, "model"), err);
-    if (!st) st = load_normalizer(json_object_get(root, "normalizer"), 0, &tok->normalizer, err);
+    if (!st) st = load_normalizer(tok, json_object_get(root, "normalizer"), 0, err);
     if (!st) st = load_pretok(tok, json_object_get(root, "pre_tokenizer"), &byte_level, err);
     if (!st) st = plan_decoder(json_object_get(root, "decoder"), 0, &decoder, err);
     if (!st && byte_level && is_unigram(json_object_get(root, "model")))

@@ -74,21 +74,18 @@ static void add_piece(struct bpe *bpe, struct keyed piece, int32_t *next_node)
     }
 }
 
-enum status unigram_build(struct unigram *unigram, struct bpe *bpe, double *scores)
+enum status unigram_build(struct unigram *unigram, struct bpe *bpe, double *scores, double low)
 {
     size_t count;
     uint64_t nodes;
     int32_t next_node = 1;
-    double low = 0;
 
     unigram->scores = scores;
     struct keyed *pieces = sorted_pieces(bpe, &count, &nodes);
     if (!pieces) return STATUS_NOMEM;
     enum status st = bpe_reserve_pairs(bpe, nodes);
-    for (size_t i = 0; !st && i < count; i++) {
+    for (size_t i = 0; !st && i < count; i++)
         add_piece(bpe, pieces[i], &next_node);
-        if (!i || scores[pieces[i].id] < low) low = scores[pieces[i].id];
-    }
     unigram->unk_score = low - UNK_PENALTY;
     free(pieces);
     return st;

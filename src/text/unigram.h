@@ -17,8 +17,9 @@ struct unigram {
     double unk_score;
 };
 
-/* Takes the scores of all ids of bpe->keys (`scores`, also when it fails); usable ids are those that bpe_find finds. */
-enum status unigram_build(struct unigram *unigram, struct bpe *bpe, double *scores);
+/* Takes the scores of all ids of bpe->keys (`scores`, also when it fails); usable ids are those that bpe_find finds.
+ * low: the lowest score, from which that of an unknown character follows. */
+enum status unigram_build(struct unigram *unigram, struct bpe *bpe, double *scores, double low);
 void unigram_fini(struct unigram *unigram);
 
 /* Appends the ids of a word. O(bytes times the longest piece). Errors: STATUS_NOMEM. */

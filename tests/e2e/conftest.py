@@ -58,6 +58,7 @@ OPTIONS = {
     "context": ("--max-model-len", "context"),
     "body": ("--max-body-bytes", "body"),
     "header_s": ("--header-timeout-s", "header_s"),
+    "body_s": ("--body-timeout-s", "body_s"),
     "idle_s": ("--idle-timeout-s", "idle_s"),
     "stall_s": ("--client-stall-timeout-s", "stall_s"),
     "io": ("--io-threads", "io"),
@@ -66,8 +67,16 @@ OPTIONS = {
     "seqs": ("--max-num-seqs", "seqs"),
     "connections": ("--max-connections", "connections"),
     "uds": ("--uds", "uds"),
+    "zmq": ("--zmq-listen", "zmq"),
+    "zmq_key": ("--zmq-server-key-file", "zmq_key"),
+    "zmq_clients": ("--zmq-client-keys-file", "zmq_clients"),
+    "web_page": ("--web-page", "web_page"),
     "load_ms": (None, "load_ms"),
     "drain_ms": (None, "drain_ms"),
+    "fault": ("--inject-fault", None),
+    "step_timeout_s": ("--step-timeout-s", None),
+    "numerics": ("--cpu-numerics", None),
+    "dtype": ("--dtype", None),
 }
 
 
@@ -95,6 +104,8 @@ class Daemon:
     def _mini_command(self, options):
         if self.device != "null":
             pytest.skip("mini_daemon has the null device only")
+        if not set(options) <= set(OPTIONS):
+            pytest.skip("mini_daemon has no such options")
         command = [str(self.program), str(model_path()), "0"]
         if self.keys:
             command.append("keys=" + ",".join(self.keys))
@@ -111,7 +122,8 @@ class Daemon:
         if drain_ms is not None:
             command += ["--shutdown-timeout-s", str(max(drain_ms // 1000, 0))]
         for name, value in options.items():
-            command += [OPTIONS[name][0], str(value)]
+            flag = OPTIONS[name][0] if name in OPTIONS else "--" + name.replace("_", "-")
+            command += [f"{flag}={value}"]
         return command
 
     def log_text(self):
@@ -122,7 +134,7 @@ class Daemon:
         if self.uds:
             return
         while time.monotonic() - self.started < 60:
-            found = re.search(r"\b(?:port=|listening url=http://\S+:)(\d+)", self.log_text())
+            found = re.search(r'\b(?:port=|listening(?: url=|","url":")http://[^\s"]+:)(\d+)', self.log_text())
             if found:
                 self.port = int(found.group(1))
                 return

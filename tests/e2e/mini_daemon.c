@@ -1,7 +1,8 @@
 /* mini_daemon.c - the front end over the null device, without cli: usage mini_daemon MODEL PORT [OPTION=VALUE ...].
  *
  * For tests of src/frontend and src/api alone, under sanitizers too. Options: step_us, io, text, keys (with commas),
- * body (bytes), header_s, idle_s, stall_s, load_ms (how long "loading" lasts), queue, seqs, context, uds. */
+ * body (bytes), header_s, body_s, idle_s, stall_s, load_ms (how long "loading" lasts), queue, seqs, context, uds,
+ * zmq (an endpoint), zmq_key, zmq_clients (files). */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,9 +75,11 @@ static struct frontend *start_frontend(void)
                                        .port = (uint16_t)atoi(args[2]),
                                        .uds = text_option("uds", NULL),
                                        .cors = option("cors", 1),
+                                       .web_page = option("web_page", 1),
                                        .connections_max = option("connections", 4096),
                                        .body_bytes_max = option("body", 16777216),
                                        .header_timeout_s = option("header_s", 60),
+                                       .body_timeout_s = option("body_s", 0),
                                        .idle_timeout_s = option("idle_s", 75),
                                        .client_stall_s = option("stall_s", 60),
                                        .io_threads = option("io", 1),
@@ -86,6 +89,13 @@ static struct frontend *start_frontend(void)
     struct error err;
 
     options.api_keys = split_keys(&options.api_key_count);
+    static const char *endpoint;
+
+    endpoint = text_option("zmq", NULL);
+    options.zmq_endpoints = &endpoint;
+    options.zmq_endpoint_count = endpoint != NULL;
+    options.zmq_server_key_file = text_option("zmq_key", NULL);
+    options.zmq_client_keys_file = text_option("zmq_clients", NULL);
     must(frontend_start(&options, &frontend, &err), &err);
     return frontend;
 }
@@ -95,6 +105,7 @@ static void drain(struct frontend *frontend, struct engine *engine)
     int64_t until = clock_mono_ns() + (int64_t)option("drain_ms", 30000) * 1000000;
 
     frontend_drain(frontend);
+    frontend_refuse(frontend);
     engine_drain(engine);
     while (frontend_busy(frontend) && clock_mono_ns() < until && stop_count < 2)
         pause_ms(10);
@@ -162,9 +173,11 @@ int main(int argc, char **argv)
                               .fingerprint = "fp_null",
                               .no_logits = true};
     pause_ms(option("load_ms", 0));
-    if (!stop_count) frontend_set_ready(frontend, engine, &model);
-    while (!stop_count)
-        pause();
+    if (!stop_count) must(frontend_set_ready(frontend, engine, &model, &err), &err);
+    while (!stop_count) {
+        engine_probe(engine);
+        pause_ms(500); /* or until the signal */
+    }
     drain(frontend, engine);
     frontend_stop(frontend);
     engine_destroy(engine);

@@ -90,7 +90,7 @@ def check_exposition(text):
             assert line.split()[2] == current and families[current] is None
             families[current] = line.split()[3]
         else:
-            match = re.fullmatch(r'([a-z_]+)(\{(?:[a-z]+="[^"\\\n]*",?)*\})? (\S+)', line)
+            match = re.fullmatch(r'([a-z0-9_:]+)(\{(?:[a-z_]+="[^"\\\n]*",?)*\})? (\S+)', line)
             assert match, line
             name, labels, value = match[1], match[2] or "", float(match[3])
             base = re.sub(r"_(bucket|sum|count)$", "", name) if families.get(current) == "histogram" else name
@@ -98,9 +98,11 @@ def check_exposition(text):
             assert (name, labels) not in seen
             seen.add((name, labels))
             if name.endswith("_bucket"):
-                buckets.setdefault(base, []).append(value)
+                of = (base, re.sub(r',?le="[^"]*"', "", labels).replace("{}", ""))
+                buckets.setdefault(of, []).append(value)
             elif name.endswith("_count") and families[current] == "histogram":
-                assert buckets[base] == sorted(buckets[base]) and buckets[base][-1] == value
+                mine = buckets[base, labels]
+                assert mine == sorted(mine) and mine[-1] == value
     return families
 
 

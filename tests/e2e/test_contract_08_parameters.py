@@ -1,5 +1,7 @@
 """docs/api.md sections 4, 5 and 8 to 10: every field's types, bounds, null and refusal, on both routes."""
+import concurrent.futures
 import json
+import time
 
 import pytest
 
@@ -38,7 +40,7 @@ GOOD = [
     {"return_tokens_as_token_ids": True}, {"add_special_tokens": False}, {"truncate_prompt_tokens": 5},
     {"store": True}, {"metadata": {"a": "b"}}, {"service_tier": "auto"}, {"safety_identifier": 5}, {"prompt_cache_key": "k"},
     {"prompt_cache_retention": "24h"}, {"verbosity": "low"}, {"prediction": {"type": "content"}}, {"reasoning_effort": "low"},
-    {"response_format": {"type": "text"}}, {"use_beam_search": False}, {"length_penalty": 1.0}, {"priority": 0},
+    {"response_format": {"type": "text"}}, {"use_beam_search": False}, {"length_penalty": 1.0}, {"priority": 0}, {"priority": -7}, {"priority": 2147483647},
     {"bad_words": []}, {"model": "smollm2"}, {"model": "alias/smollm2"},
     {"stream": True, "stream_options": {}}, {"stream": True, "stream_options": {"include_usage": None, "other": 5}},
 ]
@@ -94,7 +96,7 @@ BAD = [
     ({"bad_words": ["x"]}, "unsupported_parameter", "bad_words"), ({"allowed_token_ids": [1]}, "unsupported_parameter", "allowed_token_ids"),
     ({"prompt_logprobs": 1}, "unsupported_parameter", "prompt_logprobs"), ({"structured_outputs": {}}, "unsupported_parameter", "structured_outputs"),
     ({"use_beam_search": True}, "unsupported_parameter", "use_beam_search"), ({"length_penalty": 0.5}, "unsupported_parameter", "length_penalty"),
-    ({"priority": 1}, "unsupported_parameter", "priority"), ({"logprob_token_ids": [1]}, "unsupported_parameter", "logprob_token_ids"),
+    ({"priority": 1.5}, "invalid_value", "priority"), ({"priority": 2**31}, "invalid_value", "priority"), ({"priority": "high"}, "invalid_type", "priority"), ({"logprob_token_ids": [1]}, "unsupported_parameter", "logprob_token_ids"),
 ]
 
 
@@ -213,3 +215,23 @@ def test_the_null_device_refuses_what_needs_logits(daemon):
     for fields, param in (({"logprobs": 1}, "logprobs"), ({"echo": True}, "echo"), ({"best_of": 2}, "best_of")):
         if daemon.device == "null":
             check_error(daemon.complete(**fields), 400, "unsupported_parameter", param)
+
+
+def test_a_smaller_priority_overtakes(start):
+    """One slot, held by a long answer; of those that wait the last to come goes first."""
+    daemon = start(step_us=2000, seqs=1)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        def ask(priority, tokens):
+            daemon.complete(prompt="Hello", max_tokens=tokens, ignore_eos=True, priority=priority)
+            ended.append(priority)
+        ended = []
+        jobs = [pool.submit(ask, 0, 300)]
+        while daemon.metrics()["inferd_requests_running"] < 1:
+            time.sleep(0.005)
+        for waiting, priority in enumerate((5, 0, -3), 1):
+            jobs.append(pool.submit(ask, priority, 4))
+            while daemon.metrics()["inferd_requests_waiting"] < waiting:
+                time.sleep(0.005)
+        for job in jobs:
+            job.result()
+    assert ended == [0, -3, 0, 5]

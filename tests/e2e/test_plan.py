@@ -100,6 +100,11 @@ def test_gpu_memory_is_planned_without_a_gpu():
     assert page["budget_bytes"] == int(141e9 * page["utilization"])
     assert page["device_bytes"] <= page["budget_bytes"] < page["device_bytes"] + page["kv"]["block_bytes"]
     assert plan_json("--gpu-memory", "141GiB", model=ROOT / "configs/models/Llama-3-8B")["memory_bytes"] == 141 * 2**30
+    estimates = [line["what"] for line in page["lines"] if line["estimate"]]
+    assert estimates == ["CUDA context, library and code", "CUDA graphs"]
+    quantised = plan_json("--gpu-memory", "141GB")  # GGUF: computed in f16 unless asked otherwise
+    assert quantised["lines"][0]["what"] == "weights in f16, one copy"
+    assert plan_json("--gpu-memory", "141GB", "--dtype", "bfloat16")["lines"][0]["what"] == "weights in bf16, one copy"
     large = plan("--gpu-memory", "141GB", model=ROOT / "configs/models/Llama-3-70B")
     assert large.returncode == 1 and "bytes too many" in large.stderr
 

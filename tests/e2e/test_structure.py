@@ -53,6 +53,14 @@ def test_every_folder_of_src_stands_in_the_table():
     assert folders <= set(arrows), folders - set(arrows)
 
 
+def test_one_file_alone_takes_memory_of_the_gpu():
+    """Else late_allocations would not see it (src/device/cuda/cuda_memory.h)."""
+    taking = re.compile(r"\bcuda(Malloc\w*|HostAlloc|HostRegister|MemPool\w*)\s*\(|\bcuMem\w*Alloc\w*\s*\(")
+    found = {str(path.relative_to(ROOT)) for folder in ("src/device", "kernels") for path in (ROOT / folder).rglob("*.[chu]*")
+             if taking.search(path.read_text())}
+    assert found == {"src/device/cuda/cuda_memory.c"}, found
+
+
 def test_no_tracked_file_names_a_machine():
     """No path of one machine and no registry host stands in what is shipped."""
     bad = re.compile(r"/work/|/farm/|/root/|/tmp/bash_jobs")

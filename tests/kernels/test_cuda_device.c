@@ -147,6 +147,7 @@ TEST(golden_models_give_the_reference_logits)
         {"llama_plain", DTYPE_F16, 0.05},       {"llama_gqa9_3", DTYPE_F16, 0.05},
         {"llama_awkward", DTYPE_F16, 0.05},     {"llama_rope_linear", DTYPE_F16, 0.05},
         {"llama_rope_llama3", DTYPE_F16, 0.05}, {"mistral_window", DTYPE_F16, 0.05},
+        {"gemma3_text", DTYPE_F16, 0.05},       {"gemma3_text", DTYPE_BF16, 0.4},
     };
     static const uint32_t chunks[] = {0, 1, 40};
 
@@ -154,6 +155,111 @@ TEST(golden_models_give_the_reference_logits)
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         for (size_t c = 0; c < 3; c++)
             check_model(models[i].name, models[i].type, chunks[c], models[i].limit);
+}
+
+/* Both devices on the same ids; the distance over all logits, relative to their size. */
+static void check_beside_cpu(const char *path, const struct harness_options *base, uint32_t chunk,
+                             double limit)
+{
+    enum { SEQS = 3, TOKENS = 150 };
+    struct harness_options options = *base;
+    struct harness h;
+    struct harness_seq seqs[SEQS];
+    float *logits[2][SEQS];
+    int32_t tokens[SEQS][TOKENS];
+    double off = 0, size = 0;
+    char name[160] = "";
+
+    for (int cuda = 0; cuda < 2; cuda++) {
+        options.device.kind = cuda ? DEVICE_CUDA : DEVICE_CPU;
+        options.device.numerics = CPU_EXACT;
+        harness_open(&h, path, &options);
+        size_t values = (size_t)TOKENS * h.plan->vocab_rows;
+        for (uint32_t i = 0; i < SEQS; i++) {
+            for (uint32_t t = 0; t < TOKENS; t++)
+                tokens[i][t] = (int32_t)((i * 131 + t * t * 7 + 3) % h.plan->vocab_tokens);
+            logits[cuda][i] = malloc(values * sizeof(float));
+            seqs[i] = (struct harness_seq){tokens[i], TOKENS - 7 * i, 0, logits[cuda][i]};
+        }
+        harness_run(&h, seqs, SEQS, (struct harness_cut){.chunk_max = chunk});
+        for (uint32_t i = 0; cuda && i < SEQS; i++)
+            for (size_t v = 0; v < (TOKENS - 7 * (size_t)i) * h.plan->vocab_rows; v++) {
+                double a = (double)logits[0][i][v], b = (double)logits[1][i][v];
+                off += (a - b) * (a - b), size += a * a;
+            }
+        snprintf(name, sizeof name, "%s", device_description(h.device));
+        harness_close(&h);
+    }
+    for (uint32_t i = 0; i < SEQS; i++)
+        free(logits[0][i]), free(logits[1][i]);
+    off = sqrt(off / size);
+    print_message("  %-40.40s %s, chunk %u: %.1e from the CPU's exact\n",
+                  path + (strlen(path) > 40 ? strlen(path) - 40 : 0), name, chunk, off);
+    if (!(off <= limit)) fail_msg("%s: %.2e from the CPU, limit %.2e", path, off, limit);
+}
+
+TEST(golden_models_give_what_the_cpu_gives_exactly)
+{
+    static const char *const models[] = {"gemma3_text",    "llama_awkward",    "llama_gqa9_3",
+                                         "mistral_window", "qwen3_qknorm-f16", "llama_rope_llama3"};
+    static const uint32_t chunks[] = {0, 1};
+
+    if (!have_gpu()) skip();
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        for (int bf16 = 0; bf16 < 2; bf16++)
+            for (size_t c = 0; c < 2; c++) {
+                struct harness_options options = {
+                    .device = {.compute_dtype = bf16 ? DTYPE_BF16 : DTYPE_F16}};
+                char relative[64], path[4096];
+                snprintf(relative, sizeof relative, "models/%s", models[i]);
+                const char *found = test_golden(relative);
+                if (!found) {
+                    print_message("  skipped %s: not found\n", models[i]);
+                    continue;
+                }
+                snprintf(path, sizeof path, "%s", found);
+                check_beside_cpu(path, &options, chunks[c], bf16 ? 0.04 : 0.005);
+            }
+}
+
+TEST(made_up_weights_of_block_formats_are_the_cpus)
+{
+    static const enum dtype types[] = {DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q5_1, DTYPE_IQ4_NL};
+
+    if (!have_gpu()) skip();
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        struct harness_options options = {
+            .model = {.dummy = true, .dummy_dtype = types[i], .dummy_seed = 5},
+            .slots = 3,
+            .context_tokens = 256};
+        check_beside_cpu(INFERD_SOURCE_DIR "/configs/models/SmolLM2-135M", &options, 0, 0.02);
+    }
+}
+
+TEST(the_type_of_computing_follows_the_weights)
+{
+    static const struct {
+        const char *name;
+        const char *says; /* of the device's description */
+    } models[] = {{"models/qwen2_gqa7-bf16", ", bf16,"},
+                  {"models/llama_plain-f16", ", f16,"},
+                  {"models/llama_awkward", ", f16,"},
+                  {"models/gemma3_text", ", bf16,"},
+                  {"quants/llama_q4_k.gguf", ", f16,"}};
+
+    if (!have_gpu()) skip();
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        struct harness_options options = {.device = {.kind = DEVICE_CUDA}};
+        const char *found = test_golden(models[i].name);
+        struct harness h;
+        char path[4096];
+        if (!found) continue;
+        snprintf(path, sizeof path, "%s", found);
+        harness_open(&h, path, &options);
+        if (!strstr(device_description(h.device), models[i].says))
+            fail_msg("%s: \"%s\"", models[i].name, device_description(h.device));
+        harness_close(&h);
+    }
 }
 
 /* Token by token: decode steps of 1 row, then of 16. */

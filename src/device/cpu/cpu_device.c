@@ -35,7 +35,9 @@ static enum status compile(struct device *device, const struct plan *plan,
     struct cpu_device *d = of(device);
     enum status st = cpu_compile(d, plan, limits, err);
 
-    if (!st) st = step_queue_init(&d->queue, &ops, d, device, limits->steps_inflight, err);
+    if (!st)
+        st = step_queue_init(&d->queue, &ops, d, device, limits->steps_inflight, &d->options.fault,
+                             err);
     return st;
 }
 

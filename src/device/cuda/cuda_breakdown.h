@@ -12,3 +12,9 @@ enum { CUDA_BREAKDOWN_KINDS = STAGE_SAMPLE + 1 };
  * steps. Errors: STATUS_DEVICE. */
 enum status cuda_breakdown(struct device *device, uint32_t rows, uint32_t repeats,
                            double us[CUDA_BREAKDOWN_KINDS], struct error *err);
+
+/* Steps from here on are replayed as graphs where there is one for their size, or launched one by one. Between steps; a device
+ * opened with enforce_eager has no graphs. */
+void cuda_use_graphs(struct device *device, bool on);
+/* Launches in the body's graph of the bucket that holds `rows` decodes; 0: there is none. */
+uint32_t cuda_graph_launches(const struct device *device, uint32_t rows);

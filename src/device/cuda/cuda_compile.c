@@ -1,5 +1,6 @@
 /* cuda_compile.c - makes the device ready for a plan: memory, weights, rope tables, algorithms, graphs. */
 #include <assert.h>
+#include <nvtx3/nvToolsExt.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,82 +24,6 @@ static_assert((int)CUDA_REFS == (int)STATE_REFS, "one number in two places");
 
 /* --- memory --- */
 
-static enum status check_memory(const struct cuda_device *d, struct error *err)
-{
-    uint64_t want = 0;
-    size_t available, total;
-    cudaError_t e = cudaMemGetInfo(&available, &total);
-
-    for (uint32_t r = 0; r < CUDA_REGION_COUNT; r++)
-        if (!cuda_region_on_host(r)) want += d->regions[r].bytes;
-    if (e)
-        return error_set(err, STATUS_DEVICE, "asking for free memory: %s", cudaGetErrorString(e));
-    if (want <= available) return STATUS_OK;
-    return error_set(
-        err, STATUS_NOMEM,
-        "the CUDA device needs %llu MiB (weights %llu, KV pool %llu, activations %llu, logits "
-        "%llu, "
-        "other %llu) and has %llu MiB free of %llu: make the KV pool, the context or the batch "
-        "smaller",
-        (unsigned long long)want >> 20, (unsigned long long)d->regions[CUDA_WEIGHTS].bytes >> 20,
-        (unsigned long long)d->regions[CUDA_KV].bytes >> 20,
-        (unsigned long long)d->regions[CUDA_ACTIVATIONS].bytes >> 20,
-        (unsigned long long)d->regions[CUDA_LOGITS].bytes >> 20,
-        (unsigned long long)(want - d->regions[CUDA_WEIGHTS].bytes - d->regions[CUDA_KV].bytes -
-                             d->regions[CUDA_ACTIVATIONS].bytes - d->regions[CUDA_LOGITS].bytes) >>
-            20,
-        (unsigned long long)available >> 20, (unsigned long long)total >> 20);
-}
-
-/* Everything starts as zeros: paddings stay so, and no block holds NaN from an earlier owner of the memory. */
-static cudaError_t take_region(struct cuda_region_map *region, enum cuda_region which)
-{
-    void *at = NULL;
-    cudaError_t e = cudaSuccess;
-
-    if (!region->bytes) return cudaSuccess;
-    if (which == CUDA_HOST_LOGITS) {
-        at = calloc(1, region->bytes);
-        e = at ? cudaSuccess : cudaErrorMemoryAllocation;
-    } else if (cuda_region_on_host(which)) {
-        e = cudaHostAlloc(&at, region->bytes, cudaHostAllocPortable);
-    } else {
-        e = cudaMalloc(&at, region->bytes);
-        if (!e && which != CUDA_WORKSPACE) e = cudaMemset(at, 0, region->bytes);
-    }
-    region->base = at;
-    return e;
-}
-
-static void drop_region(struct cuda_region_map *region, enum cuda_region which)
-{
-    if (!region->base) return;
-    if (which == CUDA_HOST_LOGITS)
-        free(region->base);
-    else if (cuda_region_on_host(which))
-        cudaFreeHost(region->base);
-    else
-        cudaFree(region->base);
-    region->base = NULL;
-}
-
-static enum status take_memory(struct cuda_device *d, struct error *err)
-{
-    enum status st = check_memory(d, err);
-
-    for (uint32_t r = 0; !st && r < CUDA_REGION_COUNT; r++) {
-        cudaError_t e = take_region(&d->regions[r], r);
-        if (e)
-            st = error_set(err, STATUS_NOMEM, "%llu MiB for the %s: %s",
-                           (unsigned long long)d->regions[r].bytes >> 20, cuda_region_name(r),
-                           cudaGetErrorString(e));
-    }
-    /* the device's streams do not wait for the default stream, which the zeros went through */
-    if (!st && cudaDeviceSynchronize())
-        st = error_set(err, STATUS_DEVICE, "clearing the device's memory");
-    return st;
-}
-
 void cuda_free_all(struct cuda_device *d)
 {
     for (uint32_t i = 0; i < CUDA_BUCKETS_MAX; i++)
@@ -108,8 +33,7 @@ void cuda_free_all(struct cuda_device *d)
         if (d->flights[i].done) cudaEventDestroy(d->flights[i].done);
     }
     cuda_gemm_close(d->gemm);
-    for (uint32_t r = 0; r < CUDA_REGION_COUNT; r++)
-        drop_region(&d->regions[r], r);
+    cuda_memory_give_back(&d->memory);
     free(d->tensor_maps), free(d->gemm_ids), free(d->b.stages);
     d->tensor_maps = NULL, d->gemm_ids = NULL, d->b.stages = NULL, d->gemm = NULL;
 }
@@ -186,7 +110,7 @@ static uint32_t weights_like(const struct cuda_device *d, const struct cuda_stag
 
 static enum status choose_algorithms(struct cuda_device *d, struct error *err)
 {
-    enum status st = cuda_gemm_open(d->options.compute_dtype, d->b.workspace, d->b.workspace_bytes,
+    enum status st = cuda_gemm_open(d->compute_dtype, d->b.workspace, d->b.workspace_bytes,
                                     d->options.cache_folder, &d->gemm, err);
 
     d->gemm_ids = calloc(d->b.weight_count, sizeof *d->gemm_ids);
@@ -227,6 +151,9 @@ static cudaError_t capture(struct cuda_device *d, uint32_t bucket)
     inside = cuda_forward_run(d, &f);
     e = cudaStreamEndCapture(d->ctx.stream, &graph);
     if (!e) e = inside;
+    size_t nodes = 0;
+    if (!e) e = cudaGraphGetNodes(graph, NULL, &nodes);
+    d->graph_launches[bucket] = (uint32_t)nodes;
     if (!e) e = cudaGraphInstantiate(&d->graphs[bucket], graph, 0);
     if (!e) e = cudaGraphUpload(d->graphs[bucket], d->ctx.stream);
     if (graph) cudaGraphDestroy(graph);
@@ -279,6 +206,7 @@ static enum status capture_graphs(struct cuda_device *d, struct error *err)
 {
     cudaError_t e = first_pass(d);
 
+    if (!e) e = cuda_memory_phase(&d->memory, CUDA_PHASE_KERNELS);
     for (uint32_t i = 0; !e && i < d->b.bucket_count; i++) {
         uint32_t rows = d->b.buckets[i];
         struct cuda_forward f = {.rows = rows,
@@ -302,6 +230,51 @@ static enum status make_events(struct cuda_device *d, struct error *err)
     return STATUS_OK;
 }
 
+/* Planned against taken: our own to the byte, the driver's as free memory shrank. */
+static enum status compare_memory(struct cuda_device *d, struct error *err)
+{
+    const struct cuda_memory *m = &d->memory;
+    struct device_memory planned;
+    enum status st = cuda_memory_plan(&d->options, d->plan, &d->limits, &planned, err);
+    uint64_t own = st ? 0 : planned.device_bytes - planned.estimate_bytes;
+
+    if (st) return st;
+    assert(m->taken_bytes == own); /* one layout, run twice */
+    log_info("memory compared",
+             "own_planned=%llu own_taken=%llu driver_planned=%llu driver_taken=%llu context=%llu "
+             "rounding=%llu library=%llu code=%llu graphs=%llu free=%llu total=%llu",
+             (unsigned long long)own, (unsigned long long)m->taken_bytes,
+             (unsigned long long)planned.estimate_bytes,
+             (unsigned long long)(m->total_bytes - m->free_bytes - m->taken_bytes),
+             (unsigned long long)m->phase_bytes[CUDA_PHASE_CONTEXT],
+             (unsigned long long)(m->phase_bytes[CUDA_PHASE_REGIONS] - m->taken_bytes),
+             (unsigned long long)m->phase_bytes[CUDA_PHASE_LIBRARY],
+             (unsigned long long)m->phase_bytes[CUDA_PHASE_KERNELS],
+             (unsigned long long)m->phase_bytes[CUDA_PHASE_GRAPHS],
+             (unsigned long long)m->free_bytes, (unsigned long long)m->total_bytes);
+    return STATUS_OK;
+}
+
+static enum status after_phase(struct cuda_device *d, enum cuda_phase phase, struct error *err)
+{
+    cudaError_t e = cuda_memory_phase(&d->memory, phase);
+
+    return e ? error_set(err, STATUS_DEVICE, "asking for free memory: %s", cudaGetErrorString(e))
+             : STATUS_OK;
+}
+
+static enum status take_memory(struct cuda_device *d, const struct plan *plan, struct error *err)
+{
+    struct cuda_driver_memory driver = cuda_driver_memory(&d->options, plan, &d->limits);
+    uint64_t context = d->memory.phase_bytes[CUDA_PHASE_CONTEXT]; /* what it holds already */
+
+    cuda_layout(&d->options, plan, &d->limits, d->memory.regions, &d->b);
+    enum status st = cuda_memory_take(
+        &d->memory, driver.graphs + (driver.context > context ? driver.context - context : 0), err);
+    if (!st) cuda_layout(&d->options, plan, &d->limits, d->memory.regions, &d->b);
+    return st;
+}
+
 enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
                          const struct device_limits *limits, struct error *err)
 {
@@ -311,27 +284,40 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
     assert(!d->plan);
     if (st) return st;
     d->limits = *limits;
+    d->compute_dtype = cuda_compute_dtype(&d->options, plan);
+    d->ctx.type = d->compute_dtype == DTYPE_F16 ? KERNEL_F16 : KERNEL_BF16;
     d->b.stages = calloc(plan->stage_count, sizeof *d->b.stages);
     if (!d->b.stages) return error_set(err, STATUS_NOMEM, "no memory for the stages");
-    cuda_layout(&d->options, plan, limits, d->regions, &d->b);
-    st = take_memory(d, err);
+    nvtxRangePushA("memory");
+    st = take_memory(d, plan, err);
+    nvtxRangePop();
+    nvtxRangePushA("weights");
     if (!st) {
-        cuda_layout(&d->options, plan, limits, d->regions, &d->b);
         d->plan = plan;
         st = cuda_load_weights(d, err);
     }
+    nvtxRangePop();
     loaded = clock_mono_ns();
+    nvtxRangePushA("product algorithms");
     if (!st) st = fill_ropes(d, err);
+    if (!st) st = after_phase(d, CUDA_PHASE_KERNELS, err);
     if (!st) st = make_tensor_maps(d, err);
     if (!st) st = choose_algorithms(d, err);
+    if (!st) st = after_phase(d, CUDA_PHASE_LIBRARY, err);
+    nvtxRangePop();
     chosen = clock_mono_ns();
+    nvtxRangePushA("graphs");
     if (!st) st = make_events(d, err);
     if (!st) st = capture_graphs(d, err);
+    if (!st) st = after_phase(d, CUDA_PHASE_GRAPHS, err);
+    nvtxRangePop();
+    if (!st) st = compare_memory(d, err);
     if (st) {
         cuda_free_all(d);
         d->plan = NULL;
         return st;
     }
+    cuda_memory_seal(&d->memory);
     log_info("device compiled",
              "weights_s=%.2f products_s=%.2f measured=%u graphs_s=%.2f graphs=%u",
              (double)(loaded - begun) * 1e-9, (double)(chosen - loaded) * 1e-9,

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <nvtx3/nvToolsExt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +12,11 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "fault.h"
 
-/* A step that takes this long is a device that has stopped answering. */
-static const int64_t STEP_TIMEOUT_NS = 60ll * 1000000000;
+/* How often free memory is looked at: a call of some microseconds, but into the driver. */
+static const int64_t LOOK_NS = 10ll * 1000000000;
+enum { FAULT_SPIN_S = 20 };
 /* How long the waiting thread sleeps between looks: far below a step, and no burnt core. */
 static const long POLL_NS = 5000;
 
@@ -37,36 +40,46 @@ static void lose(struct cuda_device *d, const char *reason)
     }
 }
 
-static void fail(struct cuda_device *d, struct step_result *r, cudaError_t e, const char *what)
+/* Whether the context answers no call any more. Never waits: a step may hang on the stream. */
+static bool is_sticky(struct cuda_device *d)
 {
-    bool sticky = cudaGetLastError() != cudaSuccess && cudaDeviceSynchronize() != cudaSuccess;
+    cudaError_t e;
 
-    if (sticky) lose(d, "a CUDA error that ends the context");
-    r->status = error_set(&r->error, sticky ? STATUS_DEVICE_LOST : STATUS_DEVICE, "%s: %s", what,
-                          cudaGetErrorString(e));
+    cudaGetLastError(); /* clears what is not sticky */
+    e = cudaStreamQuery(d->ctx.stream);
+    return e && e != cudaErrorNotReady;
 }
 
-/* Until the step's last event has come. */
+static void fail(struct cuda_device *d, struct step_result *r, cudaError_t e, const char *what)
+{
+    bool sticky = is_sticky(d);
+
+    if (sticky) lose(d, cudaGetErrorName(e));
+    r->status = error_set(&r->error, sticky ? STATUS_DEVICE_LOST : STATUS_DEVICE, "%s: CUDA: %s",
+                          what, cudaGetErrorString(e));
+}
+
+static void fail_lost(struct cuda_device *d, struct step_result *r)
+{
+    r->status = error_set(&r->error, STATUS_DEVICE_LOST, "the CUDA device was lost: %s",
+                          atomic_load(&d->reason));
+}
+
+/* Until the step's last event has come, also where the step failed: what was enqueued of it still reads its image. */
 static void wait_event(struct cuda_device *d, struct cuda_flight_state *f)
 {
     static const struct timespec nap = {0, POLL_NS};
-    int64_t begun = clock_mono_ns();
-    cudaError_t e;
+    int64_t begun = clock_mono_ns(), limit_ns = (int64_t)d->options.step_timeout_ms * 1000000;
+    cudaError_t e = cudaErrorNotReady;
 
-    while ((e = cudaEventQuery(f->done)) == cudaErrorNotReady) {
-        if (clock_mono_ns() - begun > STEP_TIMEOUT_NS) {
-            lose(d, "the device does not answer");
-            f->result.status =
-                error_set(&f->result.error, STATUS_DEVICE_LOST, "the CUDA device does not answer");
-            return;
-        }
+    while (!atomic_load(&d->lost) && (e = cudaEventQuery(f->done)) == cudaErrorNotReady) {
+        if (limit_ns && clock_mono_ns() - begun > limit_ns)
+            lose(d, "the GPU has stopped answering: a step took longer than --step-timeout-s "
+                    "allows");
         nanosleep(&nap, NULL);
     }
-    if (e) {
-        lose(d, cudaGetErrorName(e));
-        f->result.status =
-            error_set(&f->result.error, STATUS_DEVICE_LOST, "CUDA: %s", cudaGetErrorString(e));
-    }
+    if (e && !atomic_load(&d->lost)) lose(d, cudaGetErrorName(e));
+    if (atomic_load(&d->lost)) fail_lost(d, &f->result);
 }
 
 static void finish(struct cuda_device *d, uint32_t index)
@@ -75,7 +88,7 @@ static void finish(struct cuda_device *d, uint32_t index)
     struct cuda_flight *memory = &d->b.flights[index];
     struct step_result *r = &f->result;
 
-    if (!f->failed) wait_event(d, f);
+    if (f->recorded) wait_event(d, f);
     r->ended_ns = clock_mono_ns();
     if (atomic_load(&d->last_step_ns) > r->started_ns) /* it began when the one before it ended */
         r->started_ns = atomic_load(&d->last_step_ns);
@@ -92,6 +105,8 @@ static void *wait_main(void *arg)
 {
     struct cuda_device *d = arg;
 
+    int64_t look_ns = clock_mono_ns() + LOOK_NS;
+
     cudaSetDevice(d->options.ordinal);
     prctl(PR_SET_TIMERSLACK, 1000);
     for (;;) {
@@ -103,7 +118,9 @@ static void *wait_main(void *arg)
         pthread_mutex_unlock(&d->lock);
         if (!more) return NULL;
         uint32_t index = (uint32_t)(seq_no % d->limits.steps_inflight);
+        nvtxRangePushA("wait for step");
         finish(d, index);
+        nvtxRangePop();
         atomic_store(&d->last_step_ns, d->flights[index].result.ended_ns);
         atomic_fetch_add(&d->steps_done, 1);
         pthread_mutex_lock(&d->lock);
@@ -111,6 +128,9 @@ static void *wait_main(void *arg)
         pthread_cond_broadcast(&d->finished);
         pthread_mutex_unlock(&d->lock);
         if (d->base.notify) d->base.notify(d->base.notify_ctx);
+        if (d->flights[index].result.ended_ns < look_ns || atomic_load(&d->lost)) continue;
+        cuda_memory_look(&d->memory);
+        look_ns = d->flights[index].result.ended_ns + LOOK_NS;
     }
 }
 
@@ -123,6 +143,20 @@ static void make_current(const struct cuda_device *d)
 
     if (current != d->options.ordinal && !cudaSetDevice(d->options.ordinal))
         current = d->options.ordinal;
+}
+
+/* What --inject-fault asks for, as the hardware and the runtime would have it. */
+static cudaError_t make_fault(struct cuda_device *d, uint64_t seq_no)
+{
+    switch (device_fault_at(&d->options.fault, seq_no)) {
+    case FAULT_STEP:
+        return cudaMemsetAsync(NULL, 0, 16, d->ctx.stream); /* refused: no such memory */
+    case FAULT_LOST: return fault_trap(&d->ctx);
+    case FAULT_HANG: return fault_spin(&d->ctx, FAULT_SPIN_S);
+    case FAULT_ALLOC: return cuda_memory_take_late(&d->memory);
+    case FAULT_NONE: break;
+    }
+    return cudaSuccess;
 }
 
 static enum status submit_body(struct device *device, const struct step *step)
@@ -146,19 +180,16 @@ static enum status submit_body(struct device *device, const struct step *step)
     pthread_mutex_unlock(&d->lock);
     if (full) return STATUS_FULL;
     f->step = step;
-    f->failed = atomic_load(&d->lost);
+    f->recorded = false;
     f->result = (struct step_result){.seq_no = step->seq_no, .started_ns = clock_mono_ns()};
-    if (f->failed) {
-        f->result.status = error_set(&f->result.error, STATUS_DEVICE_LOST,
-                                     "the CUDA device was lost: %s", atomic_load(&d->reason));
+    if (atomic_load(&d->lost)) {
+        fail_lost(d, &f->result);
         return STATUS_OK;
     }
     make_current(d);
     cudaError_t e = cuda_enqueue_body(d, index, step);
-    if (e) {
-        f->failed = true;
-        fail(d, &f->result, e, "the body of a step");
-    }
+    if (!e) e = make_fault(d, step->seq_no);
+    if (e) fail(d, &f->result, e, "the body of a step");
     return STATUS_OK;
 }
 
@@ -172,13 +203,12 @@ static enum status submit_sample(struct device *device, const struct step *step,
     assert(f->step == step && (!masks || masks->count == step->output_count));
     assert(step->seq_no == d->sampled + 1); /* written by this thread only */
     make_current(d);
-    if (!f->failed) {
+    if (!f->result.status) {
         cudaError_t e = cuda_enqueue_sample(d, index, step, masks);
-        if (e) {
-            f->failed = true;
-            fail(d, &f->result, e, "the sampling of a step");
-        }
+        f->recorded = !e;
+        if (e) fail(d, &f->result, e, "the sampling of a step");
     }
+    if (f->result.status == STATUS_DEVICE) f->recorded = !cudaEventRecord(f->done, d->ctx.stream);
     pthread_mutex_lock(&d->lock);
     d->sampled = step->seq_no;
     pthread_cond_signal(&d->work);
@@ -232,6 +262,8 @@ static struct device_health health(const struct device *device)
         .reason = atomic_load(&d->lost) ? atomic_load(&d->reason) : "",
         .steps_done = atomic_load(&d->steps_done),
         .last_step_ns = atomic_load(&d->last_step_ns),
+        .late_allocations = atomic_load(&d->memory.late_allocations),
+        .memory_drift = atomic_load(&d->memory.drift),
     };
 }
 
@@ -299,15 +331,28 @@ static void close_device(struct device *device)
     struct cuda_device *d = of(device);
 
     stop_thread(d);
-    make_current(d);
-    if (d->ctx.stream) cudaStreamSynchronize(d->ctx.stream);
-    cuda_free_all(d);
-    if (d->ctx.stream) cudaStreamDestroy(d->ctx.stream);
-    if (d->upload) cudaStreamDestroy(d->upload);
+    if (!atomic_load(
+            &d->lost)) { /* else no call would do anything, or it would wait for a kernel that hangs */
+        make_current(d);
+        if (d->ctx.stream) cudaStreamSynchronize(d->ctx.stream);
+        cuda_free_all(d);
+        if (d->ctx.stream) cudaStreamDestroy(d->ctx.stream);
+        if (d->upload) cudaStreamDestroy(d->upload);
+    }
     pthread_cond_destroy(&d->work);
     pthread_cond_destroy(&d->finished);
     pthread_mutex_destroy(&d->lock);
     free(d);
+}
+
+static void describe(struct cuda_device *d)
+{
+    const char *type = d->compute_dtype == DTYPE_F16    ? ", f16"
+                       : d->compute_dtype == DTYPE_BF16 ? ", bf16"
+                                                        : ""; /* before compile */
+
+    snprintf(d->description, sizeof d->description, "CUDA, %s, code for sm_%d%s, %s", d->name,
+             d->ctx.capability, type, d->options.enforce_eager ? "no graphs" : "graphs");
 }
 
 static enum status compile(struct device *device, const struct plan *plan,
@@ -318,6 +363,7 @@ static enum status compile(struct device *device, const struct plan *plan,
     int code;
 
     if (st) return st;
+    describe(d);
     code = pthread_create(&d->thread, NULL, wait_main, d);
     if (code)
         return error_set(err, STATUS_IO, "cannot start the device thread: %s", strerror(code));
@@ -351,11 +397,11 @@ static enum status start(struct cuda_device *d, struct error *err)
                          "%s has compute capability %d.%d; 8.0 and up are right", prop.name,
                          prop.major, prop.minor);
     d->memory_bytes = prop.totalGlobalMem;
-    d->ctx.type = d->options.compute_dtype == DTYPE_F16 ? KERNEL_F16 : KERNEL_BF16;
-    snprintf(d->description, sizeof d->description, "CUDA, %.100s, code for sm_%d, %s, %s",
-             prop.name, d->ctx.capability, d->ctx.type == KERNEL_F16 ? "f16" : "bf16",
-             d->options.enforce_eager ? "no graphs" : "graphs");
-    return STATUS_OK;
+    snprintf(d->name, sizeof d->name, "%.99s", prop.name);
+    describe(d);
+    e = cuda_memory_phase(&d->memory, CUDA_PHASE_CONTEXT);
+    return e ? error_set(err, STATUS_DEVICE, "asking for free memory: %s", cudaGetErrorString(e))
+             : STATUS_OK;
 }
 
 static uint64_t memory_bytes(const struct device *device)
@@ -387,7 +433,6 @@ enum status device_open_cuda(const struct device_options *options, struct device
     if (!d) return error_set(err, STATUS_NOMEM, "no memory for the CUDA device");
     d->base.ops = &ops;
     d->options = *options;
-    if (d->options.compute_dtype != DTYPE_F16) d->options.compute_dtype = DTYPE_BF16;
     pthread_mutex_init(&d->lock, NULL);
     pthread_condattr_init(&mono);
     pthread_condattr_setclock(&mono, CLOCK_MONOTONIC);

@@ -13,6 +13,7 @@
 #include "common/context.h"
 #include "device/cuda/cuda_gemm.h"
 #include "device/cuda/cuda_layout.h"
+#include "device/cuda/cuda_memory.h"
 #include "device/device.h"
 #include "sample.h"
 #include "skinny_gemm.h"
@@ -22,7 +23,8 @@ struct cuda_flight_state {
     const struct step *step;
     cudaEvent_t uploaded, done;
     struct step_result result;
-    bool failed; /* nothing was enqueued to wait for: result.status says why */
+    bool
+        recorded; /* `done` will come; else nothing is there to wait for, and result.status says why */
     /* of the image, device pointers */
     const struct sample_row *sample_rows;
     uint32_t rounds;
@@ -33,7 +35,8 @@ struct cuda_device {
     struct device_options options;
     struct device_limits limits;
     const struct plan *plan;
-    struct cuda_region_map regions[CUDA_REGION_COUNT];
+    enum dtype compute_dtype; /* cuda_compute_dtype, from compile on */
+    struct cuda_memory memory;
     struct cuda_buffers b;
     struct kernel_context ctx;
     cudaStream_t upload;
@@ -43,7 +46,8 @@ struct cuda_device {
     uint32_t *gemm_ids; /* [b.weight_count] */
     uint32_t products_measured; /* choices that the cache on disk did not have */
     cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
-    char description[160];
+    uint32_t graph_launches[CUDA_BUCKETS_MAX];
+    char name[100], description[160];
     uint64_t memory_bytes; /* all that the GPU has */
 
     struct cuda_flight_state flights[CUDA_STEPS_MAX];

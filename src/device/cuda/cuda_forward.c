@@ -4,6 +4,7 @@
  * products between row kernels, 9 launches a layer (10 in steps that mix chunks with decodes); what a product adds to
  * the residual stream then waits as `delta` for the next norm, which adds it. */
 #include <assert.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include "device/cuda/cuda_device.h"
 #include "row_ops.h"
@@ -268,6 +269,7 @@ cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f
 
     for (uint32_t i = 0; !e && i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &b->stages[i];
+        nvtxRangePushA(stage_kind_name(s->plan->kind));
         switch (s->plan->kind) {
         case STAGE_EMBED: e = run_embed(&w, s); break;
         case STAGE_ATTN_IN: e = run_attn_in(&w, s); break;
@@ -280,6 +282,7 @@ cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f
         case STAGE_HEAD: e = run_head(&w, s); break;
         case STAGE_SAMPLE: break; /* the second half of a step */
         }
+        nvtxRangePop();
         if (!e && f->marks) e = cudaEventRecord(f->marks[i], d->ctx.stream);
     }
     return e;

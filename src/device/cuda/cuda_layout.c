@@ -8,7 +8,11 @@ enum {
     ROPE_PAIR_BYTES = 8,
     SLOT_PARAMS_BYTES = 88,
     PARTIAL_BYTES = 20,
-    SAMPLE_CHUNK = 8192
+    SAMPLE_CHUNK = 8192,
+    /* cuda_layout.h, struct cuda_driver_memory */
+    CONTEXT_MIB = 700,
+    GRAPH_BYTES = 65536,
+    GRAPH_LAUNCH_BYTES = 2048,
 };
 
 static const struct {
@@ -67,6 +71,61 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+/* --- the type of computing --- */
+
+static void count_stored(const struct plan_weight *w, uint64_t bytes[DTYPE_COUNT])
+{
+    if (w->rows > 1) bytes[w->dtype] += dtype_row_bytes(w->dtype, w->cols) * w->rows;
+}
+
+enum dtype cuda_compute_dtype(const struct device_options *options, const struct plan *plan)
+{
+    uint64_t bytes[DTYPE_COUNT] = {0};
+    enum dtype most = DTYPE_F32;
+
+    if (options->compute_dtype != DTYPE_F32) return options->compute_dtype;
+    if (plan->arch && strncmp(plan->arch, "gemma", 5) == 0) return DTYPE_BF16;
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct stage *s = &plan->stages[i];
+        if (s->kind == STAGE_ATTN_IN) count_stored(&s->attn_in.q, bytes);
+        if (s->kind == STAGE_ATTN_OUT) count_stored(&s->attn_out.weight, bytes);
+        if (s->kind == STAGE_FFN_IN) count_stored(&s->ffn_in.gate, bytes);
+        if (s->kind == STAGE_FFN_OUT) count_stored(&s->ffn_out.weight, bytes);
+    }
+    for (int d = 0; d < DTYPE_COUNT; d++)
+        if (bytes[d] > bytes[most]) most = (enum dtype)d;
+    return most == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F16;
+}
+
+static void set_buckets(const struct device_limits *limits, struct cuda_buffers *b)
+{
+    static const uint32_t usual[] = {1,  2,   4,   8,   16,  24,  32,  48,  64,
+                                     96, 128, 160, 192, 256, 320, 384, 448, 512};
+
+    b->decode_rows = min_u32(limits->rows_max, limits->slots_max);
+    for (uint32_t i = 0; i < sizeof usual / sizeof *usual; i++)
+        if (usual[i] < b->decode_rows) b->buckets[b->bucket_count++] = usual[i];
+    if (b->decode_rows <= 512) b->buckets[b->bucket_count++] = b->decode_rows;
+}
+
+/* --- the driver's own --- */
+
+struct cuda_driver_memory cuda_driver_memory(const struct device_options *options,
+                                             const struct plan *plan,
+                                             const struct device_limits *limits)
+{
+    struct cuda_driver_memory m = {.context = (uint64_t)CONTEXT_MIB << 20};
+    struct cuda_buffers b = {0};
+
+    if (options->enforce_eager) return m;
+    set_buckets(limits, &b);
+    for (uint32_t i = 0; i < b.bucket_count; i++) {
+        uint64_t launches = b.buckets[i] <= CUDA_SKINNY_ROWS ? 5 : 9;
+        m.graphs += GRAPH_BYTES + (launches * plan->layers + 4) * GRAPH_LAUNCH_BYTES;
+    }
+    return m;
+}
+
 /* --- checks --- */
 
 static enum status check_stage(const struct plan *plan, const struct stage *s, struct error *err)
@@ -105,7 +164,8 @@ enum status cuda_plan_check(const struct device_options *options, const struct p
 {
     enum status st = STATUS_OK;
 
-    if (options->compute_dtype != DTYPE_BF16 && options->compute_dtype != DTYPE_F16)
+    if (cuda_compute_dtype(options, plan) != DTYPE_BF16 &&
+        cuda_compute_dtype(options, plan) != DTYPE_F16)
         return error_set(err, STATUS_UNSUPPORTED, "the CUDA device computes in BF16 or F16");
     if (!limits->slots_max || !limits->rows_max || !limits->logits_max ||
         limits->logits_max > limits->rows_max || !limits->steps_inflight ||
@@ -220,17 +280,6 @@ static void carve_stage(struct carver *c, const struct plan *plan, const struct 
 }
 
 /* --- the rest --- */
-
-static void set_buckets(const struct device_limits *limits, struct cuda_buffers *b)
-{
-    static const uint32_t usual[] = {1,  2,   4,   8,   16,  24,  32,  48,  64,
-                                     96, 128, 160, 192, 256, 320, 384, 448, 512};
-
-    b->decode_rows = min_u32(limits->rows_max, limits->slots_max);
-    for (uint32_t i = 0; i < sizeof usual / sizeof *usual; i++)
-        if (usual[i] < b->decode_rows) b->buckets[b->bucket_count++] = usual[i];
-    if (b->decode_rows <= 512) b->buckets[b->bucket_count++] = b->decode_rows;
-}
 
 uint32_t cuda_decode_splits(const struct device_options *options,
                             const struct device_limits *limits, uint32_t rows, uint32_t kv_heads)
@@ -394,19 +443,31 @@ void cuda_layout(const struct device_options *options, const struct plan *plan,
         regions[r].bytes = c.at[r];
 }
 
+static const char *weights_name(const struct device_options *options, const struct plan *plan)
+{
+    return cuda_compute_dtype(options, plan) == DTYPE_F16 ? "weights in f16, one copy"
+                                                          : "weights in bf16, one copy";
+}
+
 enum status cuda_memory_plan(const struct device_options *options, const struct plan *plan,
                              const struct device_limits *limits, struct device_memory *out,
                              struct error *err)
 {
     struct cuda_region_map regions[CUDA_REGION_COUNT] = {0};
     struct cuda_buffers buffers = {0};
+    struct cuda_driver_memory driver;
     enum status st = cuda_plan_check(options, plan, limits, err);
 
     if (st) return st;
     *out = (struct device_memory){0};
     cuda_layout(options, plan, limits, regions, &buffers);
     for (uint32_t r = 0; r < CUDA_REGION_COUNT; r++)
-        device_memory_add(out, region_names[r].name, regions[r].bytes, region_names[r].host);
+        device_memory_add(out,
+                          r == CUDA_WEIGHTS ? weights_name(options, plan) : region_names[r].name,
+                          regions[r].bytes, region_names[r].host);
+    driver = cuda_driver_memory(options, plan, limits);
+    device_memory_add_estimate(out, "CUDA context, library and code", driver.context);
+    device_memory_add_estimate(out, "CUDA graphs", driver.graphs);
     for (uint32_t g = 0; g < plan->group_count; g++)
         out->kv_block_bytes[g] = buffers.groups[g].block_bytes * plan->groups[g].layers;
     return STATUS_OK;

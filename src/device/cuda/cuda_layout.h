@@ -102,6 +102,21 @@ struct cuda_buffers {
     struct cuda_flight flights[CUDA_STEPS_MAX];
 };
 
+/* What the device computes in and keeps weights and KV in: options->compute_dtype, or, where that is DTYPE_F32, BF16 for weights
+ * that are stored so (most bytes decide) and F16 for all others: quantised ones lose three bits less in it. But BF16 for Gemma,
+ * whose activations leave the range of F16. */
+enum dtype cuda_compute_dtype(const struct device_options *options, const struct plan *plan);
+
+/* What the driver takes beside our buffers: no interface tells it beforehand, so these are measured figures (an H200, driver
+ * 580, CUDA 13.0), rounded up. Seen beside what was really taken in the log's "memory compared". */
+struct cuda_driver_memory {
+    uint64_t context; /* context, streams, cuBLASLt, and the code of our kernels */
+    uint64_t graphs;
+};
+struct cuda_driver_memory cuda_driver_memory(const struct device_options *options,
+                                             const struct plan *plan,
+                                             const struct device_limits *limits);
+
 /* Errors: STATUS_UNSUPPORTED (named), STATUS_INVALID (limits). */
 enum status cuda_plan_check(const struct device_options *options, const struct plan *plan,
                             const struct device_limits *limits, struct error *err);

@@ -1,7 +1,8 @@
 /* cuda_weights.c - weights to their one place on the device: rows permuted, converted and padded on the way.
  *
- * Threads of a pool write rows into one of two pinned buffers while the other is being copied up. What has no data is made
- * on the device (dummy_weights.h has the same values). */
+ * Three stages overlap: threads bring pages of the files in ahead (read_ahead.h); threads of a pool write rows into one of two
+ * pinned buffers; the other is being copied up. Matrices come first, vectors behind them: each of these waits for the stream.
+ * Made-up weights of a float type are made on the device, those of block formats here (dummy_weights.h has the same values). */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +12,18 @@
 #include "device/cpu/cpu_pool.h"
 #include "device/cuda/cuda_device.h"
 #include "device/dummy_weights.h"
+#include "device/read_ahead.h"
 #include "row_ops.h"
 
-enum { PARTS_MAX = 3, THREADS_MAX = 16 };
+enum {
+    PARTS_MAX = 3,
+    THREADS_MAX = 16,
+    AHEAD_THREADS = 8,
+    ALTERNATE_BYTES = 2 << 20,
+    SCRATCH_SLACK = 256
+};
+/* Far enough to keep a disk busy, little enough to stay in memory until it is read. */
+static const uint64_t AHEAD_BYTES = 1ull << 30;
 
 /* Where the rows of a part of a matrix go. */
 enum placing {
@@ -35,9 +45,11 @@ struct loader {
     struct cpu_pool *pool;
     struct part parts[PARTS_MAX];
     uint32_t part_count;
-    struct source *sources; /* [rows of the matrix] */
-    float *scratch[THREADS_MAX];
+    struct source *sources;      /* [rows of the matrix] */
+    float *scratch[THREADS_MAX]; /* values of a row, behind them a made-up row as stored */
     uint32_t scratch_cols;
+    struct read_ahead *ahead;
+    uint64_t read_bytes; /* of its list */
     cudaEvent_t sent[2];
     uint32_t turn;
     uint64_t done_bytes, total_bytes;
@@ -71,9 +83,14 @@ static void write_row(struct loader *l, const struct plan_weight *w, uint32_t ro
                       uint16_t *to, uint32_t padded)
 {
     const void *from = (const char *)w->data + row * w->row_stride;
-    enum dtype want = l->d->options.compute_dtype;
+    enum dtype want = l->d->compute_dtype;
     float *values = l->scratch[thread];
 
+    if (!w->data) {
+        void *made = values + l->scratch_cols + SCRATCH_SLACK;
+        dummy_weight_row(w, row, made);
+        from = made;
+    }
     if (w->dtype == want) {
         memcpy(to, from, (size_t)w->cols * 2);
     } else {
@@ -95,6 +112,23 @@ static void fill_rows(void *ctx, uint32_t begin, uint32_t end, uint32_t thread)
     }
 }
 
+/* Whether the weight's bytes lie in a file, back to back. */
+static bool is_read(const struct plan_weight *w)
+{
+    return w->data && w->mapped && w->row_stride == dtype_row_bytes(w->dtype, w->cols);
+}
+
+/* Bytes of the parts as listed for reading ahead. */
+static uint64_t source_bytes(const struct loader *l)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < l->part_count; i++)
+        if (is_read(l->parts[i].weight))
+            bytes += l->parts[i].weight->row_stride * l->parts[i].weight->rows;
+    return bytes;
+}
+
 static cudaError_t send_matrix(struct loader *l, const struct cuda_matrix *m)
 {
     uint64_t row_bytes = (uint64_t)m->cols_padded * 2;
@@ -112,7 +146,9 @@ static cudaError_t send_matrix(struct loader *l, const struct cuda_matrix *m)
                                 cudaMemcpyHostToDevice, l->d->ctx.stream);
         if (!e) e = cudaEventRecord(l->sent[l->turn], l->d->ctx.stream);
         l->turn ^= 1;
+        read_ahead_reached(l->ahead, l->read_bytes + source_bytes(l) * (first + rows) / m->rows);
     }
+    l->read_bytes += source_bytes(l);
     return e;
 }
 
@@ -135,7 +171,7 @@ static cudaError_t make_dummy(struct loader *l, const struct cuda_matrix *m, uin
                           (const uint32_t *)d->b.row_map, w->dummy_seed);
 }
 
-/* A made-up weight in a stored block format is made on the host, as the CPU device has it. */
+/* A made-up weight in a block format is made on the host, as the CPU device has it. */
 static bool made_on_device(const struct plan_weight *w)
 {
     return !w->data && dtype_info(w->dtype)->is_float;
@@ -152,12 +188,8 @@ static enum status load_matrix(struct loader *l, const struct cuda_matrix *m, st
             return error_set(err, STATUS_UNSUPPORTED,
                              "%s is stored as %s, which this build cannot decode", w->name,
                              dtype_info(w->dtype)->name);
-        if (!w->data && !made_on_device(w))
-            return error_set(err, STATUS_UNSUPPORTED,
-                             "made-up weights on the CUDA device are of a float type; %s is %s",
-                             w->name, dtype_info(w->dtype)->name);
-        l->converted |= w->dtype != l->d->options.compute_dtype;
-        from_host |= w->data != NULL;
+        l->converted |= w->dtype != l->d->compute_dtype;
+        from_host |= !made_on_device(w);
         for (uint32_t r = 0; r < w->rows; r++)
             l->sources[place(&l->parts[i], r)] = (struct source){i, r};
     }
@@ -172,8 +204,7 @@ static enum status load_matrix(struct loader *l, const struct cuda_matrix *m, st
                          cudaGetErrorString(e));
     for (uint32_t i = 0; i < l->part_count; i++) {
         const struct plan_weight *w = l->parts[i].weight;
-        uint64_t row = dtype_row_bytes(w->dtype, w->cols);
-        if (w->data && w->mapped && w->row_stride == row) file_map_drop(w->data, row * w->rows);
+        if (is_read(w)) file_map_drop(w->data, w->row_stride * w->rows);
     }
     l->done_bytes += (uint64_t)m->rows * m->cols_padded * 2;
     if (l->d->options.progress)
@@ -294,26 +325,58 @@ static enum status load_vectors(struct loader *l, const struct cuda_stage *s, st
     return st;
 }
 
-static enum status load_stage(struct loader *l, const struct cuda_stage *s, struct error *err)
+/* Whether the stage has a matrix of its own: a tied head has none. */
+static const struct cuda_matrix *own_matrix(const struct loader *l, const struct cuda_stage *s)
 {
     const struct cuda_matrix *m = s->plan->kind == STAGE_EMBED ? &l->d->b.embed : &s->weight;
-    bool tied = s->plan->kind == STAGE_HEAD && m->at == l->d->b.embed.at;
+
+    return m->rows && (s->plan->kind != STAGE_HEAD || m->at != l->d->b.embed.at) ? m : NULL;
+}
+
+/* In the order of reading: what is interleaved in the matrix is read in turns. */
+static enum status list_parts(struct loader *l, struct error *err)
+{
+    bool more = true;
     enum status st = STATUS_OK;
 
-    set_parts(l, s->plan);
-    if (l->part_count && !tied) st = load_matrix(l, m, err);
-    return st ? st : load_vectors(l, s, err);
+    for (uint64_t done = 0; more && !st; done += ALTERNATE_BYTES) {
+        more = false;
+        for (uint32_t i = 0; i < l->part_count && !st; i++) {
+            const struct plan_weight *w = l->parts[i].weight;
+            uint64_t bytes = is_read(w) ? w->row_stride * w->rows : 0;
+            if (l->parts[i].placing != PLACE_EVERY_SECOND) {
+                if (!done) st = read_ahead_add(l->ahead, w->data, bytes, err);
+                continue;
+            }
+            if (done >= bytes) continue;
+            uint64_t n = bytes - done < ALTERNATE_BYTES ? bytes - done : ALTERNATE_BYTES;
+            st = read_ahead_add(l->ahead, (const char *)w->data + done, n, err);
+            more = true;
+        }
+    }
+    return st;
+}
+
+static enum status list_reading(struct loader *l, struct error *err)
+{
+    enum status st = read_ahead_create(&l->ahead, err);
+
+    for (uint32_t i = 0; !st && i < l->d->plan->stage_count; i++) {
+        set_parts(l, l->d->b.stages[i].plan);
+        if (own_matrix(l, &l->d->b.stages[i])) st = list_parts(l, err);
+    }
+    return st;
 }
 
 static void measure(struct loader *l, uint32_t *rows_max)
 {
     for (uint32_t i = 0; i < l->d->plan->stage_count; i++) {
         const struct cuda_stage *s = &l->d->b.stages[i];
-        const struct cuda_matrix *m = s->plan->kind == STAGE_EMBED ? &l->d->b.embed : &s->weight;
+        const struct cuda_matrix *m = own_matrix(l, s);
+        if (!m) continue;
         if (m->rows > *rows_max) *rows_max = m->rows;
         if (m->cols > l->scratch_cols) l->scratch_cols = m->cols;
-        if (s->plan->kind != STAGE_HEAD || m->at != l->d->b.embed.at)
-            l->total_bytes += (uint64_t)m->rows * m->cols_padded * 2;
+        l->total_bytes += (uint64_t)m->rows * m->cols_padded * 2;
     }
 }
 
@@ -324,11 +387,13 @@ static enum status begin(struct loader *l, struct error *err)
 
     threads = threads > THREADS_MAX ? THREADS_MAX : threads;
     measure(l, &rows_max);
-    st = cpu_pool_create(threads, NULL, &l->pool, err);
+    st = list_reading(l, err);
+    if (!st) st = cpu_pool_create(threads, NULL, &l->pool, err);
     l->sources = malloc(rows_max * sizeof *l->sources);
     bool ok = l->sources != NULL;
     for (uint32_t i = 0; i < threads; i++)
-        ok &= (l->scratch[i] = malloc((l->scratch_cols + 256u) * sizeof(float))) != NULL;
+        ok &=
+            (l->scratch[i] = malloc(2 * (l->scratch_cols + SCRATCH_SLACK) * sizeof(float))) != NULL;
     if (!st && !ok) st = error_set(err, STATUS_NOMEM, "no memory to load weights");
     if (!st && (cudaEventCreateWithFlags(&l->sent[0], cudaEventDisableTiming) ||
                 cudaEventCreateWithFlags(&l->sent[1], cudaEventDisableTiming)))
@@ -341,16 +406,27 @@ enum status cuda_load_weights(struct cuda_device *d, struct error *err)
     struct loader l = {.d = d};
     enum status st = begin(&l, err);
 
-    for (uint32_t i = 0; !st && i < d->plan->stage_count; i++)
-        st = load_stage(&l, &d->b.stages[i], err);
+    if (!st && d->options.progress)
+        d->options.progress(d->options.progress_ctx, 0, l.total_bytes);
+    if (!st) read_ahead_start(l.ahead, AHEAD_THREADS, AHEAD_BYTES);
+    for (uint32_t i = 0; !st && i < d->plan->stage_count; i++) {
+        const struct cuda_matrix *m = own_matrix(&l, &d->b.stages[i]);
+        set_parts(&l, d->b.stages[i].plan);
+        if (m) st = load_matrix(&l, m, err);
+    }
+    for (uint32_t i = 0; !st && i < d->plan->stage_count; i++) {
+        set_parts(&l, d->b.stages[i].plan);
+        st = load_vectors(&l, &d->b.stages[i], err);
+    }
     cudaError_t e = cudaDeviceSynchronize();
     if (!st && e) st = error_set(err, STATUS_DEVICE, "loading weights: %s", cudaGetErrorString(e));
     if (!st && l.converted)
         log_info("weights converted",
                  "stored types that the CUDA device does not compute in were rounded to %s at load",
-                 dtype_info(d->options.compute_dtype)->name);
+                 dtype_info(d->compute_dtype)->name);
     for (int i = 0; i < 2; i++)
         if (l.sent[i]) cudaEventDestroy(l.sent[i]);
+    read_ahead_end(l.ahead);
     cpu_pool_destroy(l.pool);
     for (uint32_t i = 0; i < THREADS_MAX; i++)
         free(l.scratch[i]);

@@ -22,6 +22,7 @@ struct null_slot {
 struct null_device {
     struct device base; /* first */
     uint32_t step_us;
+    struct device_fault fault;
     char description[64];
     const struct plan *plan;
     struct device_limits limits;
@@ -174,7 +175,7 @@ static enum status compile(struct device *device, const struct plan *plan,
     for (uint32_t i = 0; i < limits->slots_max; i++)
         d->slots[i].banned = d->banned + (size_t)i * limits->banned_max;
     d->plan = plan;
-    return step_queue_init(&d->queue, &ops, d, device, limits->steps_inflight, err);
+    return step_queue_init(&d->queue, &ops, d, device, limits->steps_inflight, &d->fault, err);
 }
 
 static enum status submit_body(struct device *device, const struct step *step)
@@ -252,6 +253,7 @@ enum status device_open_null(const struct device_options *options, struct device
     if (!d) return error_set(err, STATUS_NOMEM, "no memory for the null device");
     d->base.ops = &ops;
     d->step_us = options->null_step_us;
+    d->fault = options->fault;
     snprintf(d->description, sizeof d->description, "null, made-up tokens, %u us a step",
              d->step_us);
     *out = &d->base;

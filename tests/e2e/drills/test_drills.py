@@ -148,7 +148,7 @@ def watch_start(d, seen):
             if path == "/health":
                 assert answer.status == 200 and answer.json == {"status": "ok"}
             elif path == "/ready":
-                assert answer.status == 503 and answer.json == {"status": "loading"}
+                assert answer.status == 503 and answer.json["status"] == "loading" and answer.json["reason"]
                 seen.append("loading")
             elif answer.status != 200:
                 assert answer.status == 503 and answer.error["code"] == "model_loading", answer

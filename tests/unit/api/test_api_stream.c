@@ -691,6 +691,48 @@ TEST(timings_are_given_on_request_and_add_up)
     tiny_model_close(&m);
 }
 
+/* vLLM's fields by its definitions: with the whole answer, or with the usage of a stream; null for several choices. */
+TEST(vllms_metrics_are_given_where_asked_for)
+{
+    struct tiny_model m;
+    struct run run;
+    json_t *answer, *metrics;
+
+    tiny_model_open(&m, (const char *const[]){"A"}, 1, false);
+    run_open(&run, &m, API_COMPLETIONS, "{\"prompt\":\"a\",\"include_metrics\":true}");
+    run_timed(&run, &m);
+    answer = whole(&run);
+    metrics = json_object_get(answer, "metrics");
+    EXPECT_EQ(json_object_size(metrics), 5);
+    double prefill = json_real_value(json_object_get(metrics, "time_to_first_token_ms"));
+    double decode = json_real_value(json_object_get(metrics, "generation_time_ms"));
+    EXPECT_TRUE(prefill > 0 && decode > 0);
+    EXPECT_NEAR(json_real_value(json_object_get(metrics, "mean_itl_ms")), decode,
+                1e-6); /* of two */
+    EXPECT_NEAR(json_real_value(json_object_get(metrics, "tokens_per_second")),
+                2e3 / (prefill + decode), 1e-2);
+    json_decref(answer);
+    run_close(&run);
+    run_open(&run, &m, API_COMPLETIONS,
+             "{\"prompt\":\"a\",\"stream\":true,\"include_metrics\":true,\"stream_options\":{"
+             "\"include_usage\":true}}");
+    run_timed(&run, &m);
+    flush(&run);
+    answer = events(&run);
+    EXPECT_EQ(json_object_size(
+                  json_object_get(json_array_get(answer, json_array_size(answer) - 1), "metrics")),
+              5);
+    json_decref(answer);
+    run_close(&run);
+    run_open(&run, &m, API_COMPLETIONS, "{\"prompt\":\"a\"}");
+    run_timed(&run, &m);
+    answer = whole(&run);
+    EXPECT_TRUE(!json_object_get(answer, "metrics"));
+    json_decref(answer);
+    run_close(&run);
+    tiny_model_close(&m);
+}
+
 /* --- random runs beside a plain model --- */
 
 static const char *const pieces[] = {"a",        "b",      "ab",   "ba",   "aab",

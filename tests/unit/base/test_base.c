@@ -94,3 +94,59 @@ TEST(quoting_escapes_what_could_forge_a_log_line)
 
     EXPECT_STR(log_quote(SLICE("a\n\"b"), out, sizeof out), "\"a\\x0a\\\"b\"");
 }
+
+static const char *made(enum log_format format, const char *keys)
+{
+    static char line[LOG_LINE_MAX + 1];
+
+    log_set_timestamps(0);
+    log_set_format(format);
+    line[log_line(LOG_WARN, "it happened", keys, line)] = 0;
+    log_set_format(LOG_TEXT);
+    return line;
+}
+
+TEST(a_log_line_is_text_or_one_json_object)
+{
+    char quoted[64];
+    char keys[128];
+
+    EXPECT_STR(made(LOG_TEXT, "a=1 b=\"x y\""), "warn it happened a=1 b=\"x y\"\n");
+    EXPECT_STR(made(LOG_JSON, "a=1 b=\"x y\" c=-2.5e3 d=1.2.3 e=007 f= g=\"12\" h=true"),
+               "{\"level\":\"warn\",\"event\":\"it happened\",\"a\":1,\"b\":\"x y\",\"c\":-2.5e3,"
+               "\"d\":\"1.2.3\",\"e\":\"007\",\"f\":\"\",\"g\":\"12\",\"h\":true}\n");
+    snprintf(keys, sizeof keys, "v=%s w=2",
+             log_quote(SLICE("a\"b\\ c\n\x7f\xff \xe2\x82\xac"), quoted, sizeof quoted));
+    EXPECT_STR(made(LOG_JSON, keys),
+               "{\"level\":\"warn\",\"event\":\"it happened\",\"v\":\"a\\\"b\\\\ "
+               "c\\u000a\\u007f\xef\xbf\xbd \xe2\x82\xac\",\"w\":2}\n");
+    EXPECT_STR(made(LOG_JSON, "r=\"he said \"no\" twice\" s=1"),
+               "{\"level\":\"warn\",\"event\":\"it happened\",\"r\":\"he said \\\"no\\\" "
+               "twice\",\"s\":1}\n");
+    EXPECT_STR(made(LOG_JSON, ""), "{\"level\":\"warn\",\"event\":\"it happened\"}\n");
+    EXPECT_STR(made(LOG_JSON, "word x=\"open"),
+               "{\"level\":\"warn\",\"event\":\"it happened\",\"x\":\"open\"}\n");
+}
+
+TEST(a_log_line_that_is_too_long_loses_whole_members_and_stays_an_object)
+{
+    char *keys = malloc(20000);
+    size_t n = 0;
+
+    for (int i = 0; n < 15000; i++)
+        n += (size_t)sprintf(keys + n, "key%d=\"value %d\" ", i, i);
+    const char *line = made(LOG_JSON, keys);
+    size_t len = strlen(line);
+    EXPECT_TRUE(len <= LOG_LINE_MAX && len > LOG_LINE_MAX - 40);
+    EXPECT_STR(line + len - 3, "\"}\n");
+    EXPECT_EQ(strlen(made(LOG_TEXT, keys)), LOG_LINE_MAX - 3);
+    free(keys);
+}
+
+TEST(under_the_journal_a_line_begins_with_its_priority)
+{
+    log_set_priorities(1);
+    const char *line = made(LOG_JSON, "a=1");
+    log_set_priorities(0);
+    EXPECT_STR(line, "<4>{\"level\":\"warn\",\"event\":\"it happened\",\"a\":1}\n");
+}

@@ -77,7 +77,7 @@ TEST(a_wrong_name_is_told_the_nearest_right_one)
 
     EXPECT_EQ(PARSE(&c, &err, "--max-model-lne", "5"), STATUS_INVALID);
     EXPECT_STR(err.message,
-               "--max-model-lne: there is no such option; did you mean max-model-len?");
+               "--max-model-lne: there is no such option; did you mean --max-model-len?");
     EXPECT_EQ(PARSE(&c, &err, "--xyzzyplugh", "5"), STATUS_INVALID);
     EXPECT_STR(err.message,
                "--xyzzyplugh: there is no such option (inferd serve --help lists them)");
@@ -190,4 +190,42 @@ TEST(the_document_is_the_table)
         fail_msg(
             "docs/configuration.md is not what `inferd docs configuration` prints; write it anew");
     free(made);
+}
+
+TEST(opentelemetry_variables_rank_below_ours)
+{
+    struct config c;
+    struct error err;
+
+    setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318", 1);
+    setenv("OTEL_SERVICE_NAME", "theirs", 1);
+    setenv("INFERD_OTLP_SERVICE_NAME", "ours", 1);
+    setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio", 1);
+    setenv("OTEL_TRACES_SAMPLER_ARG", "0.25", 1);
+    EXPECT_OK_ERR(PARSE(&c, &err, "m.gguf"), &err);
+    EXPECT_STR(c.otlp_endpoint, "http://collector:4318");
+    EXPECT_STR(c.otlp_service_name, "ours");
+    EXPECT_TRUE(c.otlp_sample_ratio == 0.25);
+    config_fini(&c);
+    setenv("OTEL_TRACES_SAMPLER", "jaeger_remote", 1); /* whose argument is no share */
+    setenv("OTEL_TRACES_SAMPLER_ARG", "endpoint=http://x", 1);
+    EXPECT_OK_ERR(PARSE(&c, &err, "m.gguf"), &err);
+    EXPECT_TRUE(c.otlp_sample_ratio == 1);
+    config_fini(&c);
+    setenv("OTEL_TRACES_SAMPLER", "always_off", 1);
+    EXPECT_OK_ERR(PARSE(&c, &err, "m.gguf"), &err);
+    EXPECT_TRUE(c.otlp_sample_ratio == 0);
+    config_fini(&c);
+    setenv("OTEL_TRACES_SAMPLER", "traceidratio", 1);
+    setenv("OTEL_TRACES_SAMPLER_ARG", "1.5", 1);
+    EXPECT_EQ(PARSE(&c, &err, "m.gguf"), STATUS_INVALID);
+    EXPECT_TRUE(strstr(err.message, "OTEL_TRACES_SAMPLER_ARG"));
+    setenv("OTEL_SDK_DISABLED", "true", 1);
+    EXPECT_OK_ERR(PARSE(&c, &err, "m.gguf"), &err);
+    EXPECT_TRUE(!c.otlp_endpoint);
+    config_fini(&c);
+    for (int i = 0; i < 6; i++)
+        unsetenv((const char *[]){"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_SERVICE_NAME",
+                                  "INFERD_OTLP_SERVICE_NAME", "OTEL_TRACES_SAMPLER",
+                                  "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED"}[i]);
 }

@@ -152,20 +152,6 @@ TEST(a_full_text_pool_refuses_and_the_rest_is_run)
 
 /* --- histograms --- */
 
-TEST(a_histogram_puts_a_value_into_the_first_bucket_that_holds_it)
-{
-    static struct histogram h;
-
-    histogram_add(&h, 0);
-    histogram_add(&h, histogram_bound_ns(0));
-    histogram_add(&h, histogram_bound_ns(0) + 1);
-    histogram_add(&h, INT64_MAX);
-    histogram_add(&h, -5);
-    EXPECT_EQ(h.counts[0], 3);
-    EXPECT_EQ(h.counts[1], 1);
-    EXPECT_EQ(h.counts[HISTOGRAM_BUCKETS], 1);
-}
-
 TEST(a_timeout_is_a_plain_number_of_seconds)
 {
     static const char *const wrong[] = {"",   ".",   "0",     "0.0001", "-1",

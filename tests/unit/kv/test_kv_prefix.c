@@ -29,7 +29,7 @@ static bool put_text(struct fixture *f, int32_t text, uint32_t pin_s)
     bool pinned = false;
 
     EXPECT_OK(kv_seq_extend(&seq, &f->space, SPAN));
-    EXPECT_TRUE(kv_prefix_put(f->space.prefix, &chain, tokens, &seq, 0, NULL));
+    EXPECT_TRUE(kv_prefix_put(f->space.prefix, &chain, tokens, &seq, 0, 0));
     if (pin_s) pinned = kv_prefix_pin(f->space.prefix, f->blocks[0], pin_s);
     kv_seq_drop(&seq, &f->space);
     kv_space_check(&f->space);

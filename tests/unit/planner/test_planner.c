@@ -158,6 +158,53 @@ TEST(a_gpus_budget_is_kept_to_the_byte)
     close_config(&o);
 }
 
+static const struct device_memory_line *find_line(const struct device_memory *memory,
+                                                  const char *name)
+{
+    for (uint32_t i = 0; i < memory->line_count; i++)
+        if (strstr(memory->lines[i].name, name)) return &memory->lines[i];
+    return NULL;
+}
+
+TEST(a_gpus_plan_names_its_type_and_the_drivers_own_memory)
+{
+    static const struct {
+        const char *model;
+        enum dtype wanted;
+        const char *line;
+    } cases[] = {{"Llama-3-8B", DTYPE_F32, "weights in bf16"},
+                 {"Llama-3-8B", DTYPE_F16, "weights in f16"},
+                 {"Gemma-3-270M", DTYPE_F32, "weights in bf16"},
+                 {"Gemma-3-270M", DTYPE_F16, "weights in f16"}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct opened o = open_config(cases[i].model);
+        struct planner_options options = usual(0);
+        struct planner_fit fit, eager;
+        struct error err;
+        uint64_t estimates = 0;
+
+        options.device =
+            (struct device_options){.kind = DEVICE_CUDA, .compute_dtype = cases[i].wanted};
+        options.memory_bytes = 141000000000;
+        enum status st = planner_fit(&options, o.plan, &fit, &err);
+        if (st == STATUS_UNSUPPORTED) skip(); /* a tree without that device */
+        EXPECT_OK_ERR(st, &err);
+        EXPECT_TRUE(find_line(&fit.memory, cases[i].line) != NULL);
+        for (uint32_t k = 0; k < fit.memory.line_count; k++)
+            if (fit.memory.lines[k].estimate) estimates += fit.memory.lines[k].bytes;
+        EXPECT_EQ(estimates, fit.memory.estimate_bytes);
+        EXPECT_TRUE(find_line(&fit.memory, "CUDA context")->estimate);
+        EXPECT_TRUE(find_line(&fit.memory, "CUDA graphs")->estimate);
+        EXPECT_TRUE(estimates > 256 << 20 && estimates < 2ull << 30);
+        options.device.enforce_eager = true; /* no graphs: room for blocks */
+        EXPECT_OK_ERR(planner_fit(&options, o.plan, &eager, &err), &err);
+        EXPECT_TRUE(find_line(&eager.memory, "CUDA graphs") == NULL);
+        EXPECT_TRUE(eager.blocks >= fit.blocks);
+        close_config(&o);
+    }
+}
+
 TEST(a_context_is_cut_to_what_the_pool_holds_unless_it_was_asked_for)
 {
     struct opened o = open_config("Llama-3-8B");

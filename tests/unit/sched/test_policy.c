@@ -69,8 +69,7 @@ static double mean_p99(const struct visit *visits, uint32_t count, uint64_t tena
     return sum / (double)tenants;
 }
 
-/* Ten tenants; then one more that sends 50 times as much as each, more than the device can do; then the same under one key. Their
- * steps are full then, so 1x is not to be had: up to three of them lie before a first token. */
+/* Ten tenants; then one more that sends 50 times as much as each, more than the device can do; then the same under one key. */
 TEST(a_tenant_that_floods_does_not_slow_the_others)
 {
     enum { ALONE, FLOODED, ONE_QUEUE, WAYS };
@@ -86,16 +85,16 @@ TEST(a_tenant_that_floods_does_not_slow_the_others)
         w.blocks = 16384;
         for (uint64_t t = 1; t <= 10; t++)
             count +=
-                world_poisson(visits + count, VISITS_MAX - count, 4, 0, 30, 50, 300, 20, 120, t);
+                world_poisson(visits + count, VISITS_MAX - count, 4, 0, 60, 50, 300, 20, 120, t);
         if (way != ALONE)
             count +=
-                world_poisson(visits + count, VISITS_MAX - count, 200, 0, 30, 50, 300, 20, 120, 99);
+                world_poisson(visits + count, VISITS_MAX - count, 200, 0, 60, 50, 300, 20, 120, 99);
         world_sort(visits, count);
         w.one_tenant = way == ONE_QUEUE;
         world_run(&w, visits, count);
         p99[way] = mean_p99(visits, count, 10);
     }
-    EXPECT_TRUE(p99[FLOODED] <= 2 * p99[ALONE]);
+    EXPECT_TRUE(p99[FLOODED] <= 1.2 * p99[ALONE]);
     EXPECT_TRUE(p99[ONE_QUEUE] > 20 * p99[ALONE]);
     free(visits);
 }
@@ -132,9 +131,8 @@ TEST(times_to_first_tokens_are_predicted)
     EXPECT_TRUE(well_predicted(30, 16, 1.5) > 0.9);   /* fewer slots than wanted */
 }
 
-/* Five loads up to more than it can do. Where a step is longer than the window nobody is ever held back, for the next chance would be too
- * late; on a device with steps of half a millisecond it costs no throughput, and nobody more than its own length. */
-static void compare_window(double step_s, double row_s, int64_t window_ns, double slack_s)
+/* Five loads up to more than it can do, steps shorter and longer than the window: what it costs is not felt. */
+static void compare_window(double step_s, double row_s, int64_t window_ns)
 {
     static const double loads[5] = {0.2, 0.5, 0.8, 1.0, 1.3};
     struct visit *visits = make_visits();
@@ -159,17 +157,18 @@ static void compare_window(double step_s, double row_s, int64_t window_ns, doubl
             end_s[on] = w.end_s;
         }
         EXPECT_TRUE(end_s[1] <= 1.02 * end_s[0]);
-        EXPECT_TRUE(p50[1] <= 1.02 * p50[0] + slack_s);
-        EXPECT_TRUE(p99[1] <= 1.02 * p99[0] + slack_s);
+        EXPECT_TRUE(p50[1] <= 1.02 * p50[0]);
+        EXPECT_TRUE(p99[1] <= 1.02 * p99[0]);
     }
     free(visits);
 }
 
-TEST(a_window_costs_nothing_where_steps_are_longer_and_never_more_than_itself)
+TEST(a_window_is_not_felt)
 {
-    compare_window(0.008, 20e-6, 2000000, 0);
-    compare_window(0.003, 10e-6, 2000000, 0);
-    compare_window(0.0005, 2e-6, 2000000, 0.002);
+    compare_window(0.008, 20e-6, 2000000);
+    compare_window(0.003, 10e-6, 2000000);
+    compare_window(0.0005, 2e-6, 2000000);
+    compare_window(0.0005, 2e-6, 20000000);
 }
 
 /* Twice as many tokens as the pool holds, all at once. */

@@ -4,6 +4,7 @@
 #include "test.h"
 
 #include "sched/cost_model.h"
+#include "sched/forecast.h"
 #include "sched/window.h"
 
 enum { MS = 1000000 };
@@ -37,6 +38,31 @@ TEST(the_window_follows_the_rate)
     EXPECT_EQ(window_length_ns(&w, 64, now_ns), 2 * MS); /* four more */
     now_ns = arrive(&w, 100000, 6, now_ns);
     EXPECT_NEAR((double)window_length_ns(&w, 64, now_ns), 0.64 * MS, 0.05 * MS); /* a batch */
+}
+
+TEST(it_is_a_fiftieth_of_what_first_tokens_take_at_most)
+{
+    struct window w;
+
+    window_init(&w, 2 * MS, 0);
+    int64_t now_ns = arrive(&w, 2000, 6, 0);
+    for (int i = 0; i < 200; i++)
+        window_first_token(&w, 40 * MS);
+    EXPECT_NEAR((double)window_length_ns(&w, 64, now_ns), 0.8 * MS, 0.01 * MS);
+    for (int i = 0; i < 300; i++)
+        window_first_token(&w, 500 * MS);
+    EXPECT_EQ(window_length_ns(&w, 64, now_ns), 2 * MS);
+}
+
+TEST(a_fixed_one_holds_everybody_back)
+{
+    struct window w;
+
+    window_init(&w, 2 * MS, 0);
+    w.fixed = true;
+    EXPECT_TRUE(!window_opens(&w, true, 1, 8, 5 * MS, 6 * MS, 0));
+    EXPECT_TRUE(window_opens(&w, true, 1, 8, 5 * MS, 7 * MS, 0));
+    EXPECT_TRUE(window_opens(&w, true, 8, 8, 5 * MS, 5 * MS, 0));
 }
 
 TEST(it_opens_when_idle_full_or_old)
@@ -132,5 +158,30 @@ TEST(the_cost_model_stays_right_for_ever)
 
         if (i > 100) EXPECT_NEAR((double)cost_model_predict(&m, rows, pairs) / ns, 1, 0.05);
         cost_model_observe(&m, rows, pairs, (int64_t)ns);
+    }
+}
+
+/* Predictions that are half of what comes, or twice of it, give or take a third, under more arrivals than the limit lets in. */
+TEST(the_margin_of_predictions_is_learnt_and_few_are_late)
+{
+    for (int way = 0; way < 2; way++) {
+        struct forecast_margin m;
+        uint32_t late = 0, admitted = 0;
+
+        forecast_margin_init(&m);
+        for (int i = 0; i < 40000; i++) {
+            int64_t predicted_ns = 1 + test_rand_below(1000 * MS), limit_ns = 400 * MS;
+            double noise = 0.67 + test_rand_below(660) * 0.001;
+            int64_t took_ns = (int64_t)((double)predicted_ns * (way ? 0.5 : 2) * noise);
+
+            if (!forecast_in_time(&m, CLASS_NORMAL, predicted_ns, limit_ns)) continue;
+            forecast_margin_learn(&m, CLASS_NORMAL, predicted_ns, limit_ns, took_ns);
+            if (i < 10000) continue;
+            admitted++;
+            late += took_ns > limit_ns;
+        }
+        EXPECT_TRUE(late <= admitted / 20);
+        EXPECT_TRUE(admitted > (way ? 10000 : 2500)); /* and not by refusing nearly all */
+        EXPECT_TRUE(m.factor[CLASS_FAST] == 1);
     }
 }

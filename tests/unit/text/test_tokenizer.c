@@ -442,6 +442,18 @@ TEST(what_cannot_be_reproduced_is_refused_by_name)
         {"{" MODEL ",\"normalizer\":{\"type\":\"Lowercase\"}," DECODER "}", "Lowercase",
          STATUS_UNSUPPORTED},
         {"{" MODEL
+         ",\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"BAAA\"}," DECODER
+         "}",
+         "precompiled charsmap", STATUS_CORRUPT},
+        {"{" MODEL ",\"normalizer\":{\"type\":\"Precompiled\"}," DECODER "}", "Precompiled",
+         STATUS_UNSUPPORTED},
+        {"{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a+\"},"
+                   "\"content\":\"\"}," DECODER "}",
+         "Regex", STATUS_UNSUPPORTED},
+        {"{" MODEL
+         ",\"decoder\":{\"type\":\"Fuse\"},\"pre_tokenizer\":{\"type\":\"WhitespaceSplit\"}}",
+         "without a Metaspace", STATUS_UNSUPPORTED},
+        {"{" MODEL
          ",\"decoder\":{\"type\":\"ByteLevel\"},\"pre_tokenizer\":{\"type\":\"Punctuation\"}}",
          "Punctuation", STATUS_UNSUPPORTED},
         {"{" MODEL ",\"decoder\":{\"type\":\"WordPiece\"}}", "WordPiece", STATUS_UNSUPPORTED},

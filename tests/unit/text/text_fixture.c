@@ -68,6 +68,25 @@ struct tokenizer *fixture_tokenizer(const char *name)
     return tok;
 }
 
+struct tokenizer *fixture_packed(const char *relative, const char *name)
+{
+    char folder[] = INFERD_BINARY_DIR "/tokenizer-XXXXXX", path[4096], command[16000];
+    struct error err;
+    enum status st;
+
+    const char *packed = test_golden(relative);
+    if (!packed || !mkdtemp(folder)) return NULL;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(command, sizeof command, "xz -dc '%s' > '%s'", packed, path);
+    run(command);
+    struct tokenizer *tok =
+        open_path(strcmp(name, "tokenizer.json") == 0 ? folder : path, &st, &err);
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
+    run(command);
+    if (!tok) fail_msg("%s: %s", relative, err.message);
+    return tok;
+}
+
 struct tokenizer *fixture_gguf(const json_t *root, const char *pre, int bos, enum status *status,
                                struct error *err)
 {

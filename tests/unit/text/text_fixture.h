@@ -12,6 +12,10 @@
  * names or the cache has. NULL when it is not there: the test then calls skip(). */
 struct tokenizer *fixture_tokenizer(const char *name);
 
+/* Opens a packed file of tests/golden (its name ends with .xz), unpacked as `name` into a temporary folder: a
+ * tokenizer.json, or a GGUF. NULL when it is not there. */
+struct tokenizer *fixture_packed(const char *relative, const char *name);
+
 /* A tokenizer.json written to a GGUF and opened from there; *status as below. */
 struct tokenizer *fixture_gguf(const json_t *root, const char *pre, int bos, enum status *status,
                                struct error *err);

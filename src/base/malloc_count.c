@@ -1,20 +1,14 @@
-#include "engine/malloc_count.h"
+#include "base/malloc_count.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 
-static _Thread_local bool watched;
-static _Atomic uint64_t counted;
+static _Thread_local _Atomic uint64_t *watching;
 
-void malloc_count_watch(bool on)
+void malloc_count_watch(_Atomic uint64_t *counter)
 {
-    watched = on;
-}
-
-uint64_t malloc_count(void)
-{
-    return atomic_load_explicit(&counted, memory_order_relaxed);
+    watching = counter;
 }
 
 #if !defined(INFERD_SANITIZED) && defined(__GLIBC__)
@@ -24,7 +18,7 @@ void *__libc_realloc(void *ptr, size_t size);
 
 static void note(void)
 {
-    if (watched) atomic_fetch_add_explicit(&counted, 1, memory_order_relaxed);
+    if (watching) atomic_fetch_add_explicit(watching, 1, memory_order_relaxed);
 }
 
 void *malloc(size_t size)

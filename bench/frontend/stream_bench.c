@@ -1,0 +1,287 @@
+/* stream_bench.c - many streams at once, counted: how late each event comes, what a token costs server and client.
+ *
+ *   stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US      one connection per stream, events counted one by one
+ *   stream-bench zmq ENDPOINT  PID STREAMS TOKENS STEP_US      all streams over one connection
+ *
+ * The server runs the null device at STEP_US a step (0: as fast as it can). An event's lateness is its arrival less the
+ * place that the stream's own pace gives it: the earliest line `start + k * STEP_US` under all of its arrivals. Each
+ * stream must bring every token (counted by return_token_ids), the finish and the end; anything else ends the program. An
+ * event of several tokens means that the server came late to them (docs/api.md 11.7): their number is printed. PID's CPU time is that of all its threads, the kernel's work for
+ * its sends included. */
+#include <errno.h>
+#include <inferd.pb-c.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "bench_util.h"
+
+struct stream {
+    int fd;
+    struct dechunk dechunk;
+    uint32_t tokens, events; /* events: with tokens */
+    uint32_t line_feeds;
+    char kept[16];
+    uint32_t kept_len; /* of the line's beginning */
+    bool finished, done;
+    int64_t *arrivals; /* [tokens] */
+};
+
+static uint32_t stream_count, token_count, open_count;
+static int64_t step_ns;
+static struct stream *streams;
+static int64_t first_ns;
+
+static void note_tokens(struct stream *s, uint32_t count, int64_t now)
+{
+    if (s->tokens + count > token_count) die("a stream has more tokens than were asked for");
+    if (!first_ns) first_ns = now;
+    for (uint32_t i = 0; i < count; i++)
+        s->arrivals[s->tokens++] = now;
+    s->events += count > 0;
+}
+
+static uint32_t ids_of(const char *text, size_t len)
+{
+    const char *at = memmem(text, len, "\"token_ids\":[", 13), *end = text + len;
+    uint32_t count = 1;
+
+    if (!at || at[13] == ']') return 0;
+    for (at += 13; at < end && *at != ']'; at++)
+        count += *at == ',';
+    return count;
+}
+
+/* --- server-sent events --- */
+
+static void take_event(struct stream *s, const char *text, size_t len, int64_t now)
+{
+    if (len > 6 && text[6] == '[') {
+        s->done = true;
+        open_count--;
+    } else if (memmem(text, len, "\"finish_reason\":null", 20)) {
+        note_tokens(s, ids_of(text, len), now);
+    } else if (memmem(text, len, "\"finish_reason\":\"length\"", 24)) {
+        note_tokens(s, ids_of(text, len), now);
+        s->finished = true;
+    } else {
+        die("not an event that was asked for: %.*s", (int)len, text);
+    }
+}
+
+struct line_buffer {
+    char bytes[65536];
+    size_t len;
+};
+
+static void take_bytes(struct stream *s, struct line_buffer *line, const char *bytes, size_t len,
+                       int64_t now)
+{
+    const char *at = bytes, *end = bytes + len, *cut;
+
+    while (at < end && (cut = memmem(at, (size_t)(end - at), "\n\n", 2))) {
+        if (line->len) {
+            memcpy(line->bytes + line->len, at, (size_t)(cut - at));
+            take_event(s, line->bytes, line->len + (size_t)(cut - at), now);
+            line->len = 0;
+        } else {
+            take_event(s, at, (size_t)(cut - at), now);
+        }
+        at = cut + 2;
+    }
+    if (line->len + (size_t)(end - at) > sizeof line->bytes) die("an event of over 64 KiB");
+    memcpy(line->bytes + line->len, at, (size_t)(end - at));
+    line->len += (size_t)(end - at);
+}
+
+static void read_stream(struct stream *s, struct line_buffer *line)
+{
+    static char raw[65536], body[65536];
+    int64_t now = now_ns();
+
+    for (;;) {
+        ssize_t got = recv(s->fd, raw, sizeof raw, MSG_DONTWAIT);
+
+        if (got < 0 && errno == EAGAIN) return;
+        if (got <= 0) die("the server closed a stream after %u tokens", s->tokens);
+        size_t len = dechunk(&s->dechunk, raw, (size_t)got, body);
+
+        if (s->dechunk.status && s->dechunk.status != 200) die("status %u", s->dechunk.status);
+        take_bytes(s, line, body, len, now);
+        if ((size_t)got < sizeof raw) return;
+    }
+}
+
+static void run_sse(const char *host, uint16_t port)
+{
+    struct line_buffer *lines = calloc(stream_count, sizeof *lines);
+    struct epoll_event events[256];
+    char json[256], text[1024];
+    int epoll_fd = epoll_create1(0);
+
+    snprintf(json, sizeof json,
+             "{\"prompt\":\"a b\",\"max_tokens\":%u,\"ignore_eos\":true,\"stream\":true,"
+             "\"return_token_ids\":true}",
+             token_count);
+    size_t len = post_text(text, sizeof text, "/v1/completions", json);
+
+    for (uint32_t i = 0; i < stream_count; i++) {
+        struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
+
+        streams[i].fd = connect_tcp(host, port);
+        epoll_ctl(epoll_fd, EPOLL_CTL_ADD, streams[i].fd, &event);
+    }
+    for (uint32_t i = 0; i < stream_count; i++)
+        if (write(streams[i].fd, text, len) != (ssize_t)len) die("cannot send a request");
+    while (open_count) {
+        int count = epoll_wait(epoll_fd, events, 256, 10000);
+
+        if (count == 0) die("nothing came for 10 s");
+        for (int e = 0; e < count; e++)
+            read_stream(&streams[events[e].data.u32], &lines[events[e].data.u32]);
+    }
+    for (uint32_t i = 0; i < stream_count; i++)
+        close(streams[i].fd);
+    free(lines);
+}
+
+/* --- ZeroMQ --- */
+
+static void send_request(void *dealer, uint32_t number)
+{
+    Inferd__V1__Request request = INFERD__V1__REQUEST__INIT;
+    Inferd__V1__Generate generate = INFERD__V1__GENERATE__INIT;
+    ProtobufCBinaryData prompt = {3, (uint8_t *)(uintptr_t) "a b"};
+    uint8_t bytes[256];
+
+    request.has_id = true;
+    request.id = number;
+    request.body_case = INFERD__V1__REQUEST__BODY_GENERATE;
+    request.generate = &generate;
+    generate.prompts = &prompt;
+    generate.n_prompts = 1;
+    generate.has_max_tokens = generate.has_ignore_eos = generate.has_stream =
+        generate.has_return_token_ids = true;
+    generate.max_tokens = token_count;
+    generate.ignore_eos = generate.stream = generate.return_token_ids = true;
+    size_t len = inferd__v1__request__pack(&request, bytes);
+
+    if (zmq_send(dealer, bytes, len, 0) < 0) die("cannot send: %s", zmq_strerror(errno));
+}
+
+static void take_response(const Inferd__V1__Response *r, int64_t now)
+{
+    if (r->id >= stream_count) die("a response to nothing");
+    struct stream *s = &streams[r->id];
+
+    switch (r->body_case) {
+    case INFERD__V1__RESPONSE__BODY_STARTED: break;
+    case INFERD__V1__RESPONSE__BODY_CHUNK:
+        note_tokens(s, (uint32_t)r->chunk->n_token_ids, now);
+        if (r->chunk->has_finish_reason) s->finished = true;
+        break;
+    case INFERD__V1__RESPONSE__BODY_DONE:
+        s->done = true;
+        open_count--;
+        break;
+    case INFERD__V1__RESPONSE__BODY_ERROR: die("error: %s", r->error->message);
+    default: die("a response of another kind");
+    }
+}
+
+static void run_zmq(const char *endpoint)
+{
+    void *context = zmq_ctx_new(), *dealer = zmq_socket(context, ZMQ_DEALER);
+    int zero = 0;
+
+    zmq_setsockopt(dealer, ZMQ_LINGER, &zero, sizeof zero);
+    zmq_setsockopt(dealer, ZMQ_RCVHWM, &zero, sizeof zero);
+    if (zmq_connect(dealer, endpoint)) die("%s: %s", endpoint, zmq_strerror(errno));
+    for (uint32_t i = 0; i < stream_count; i++)
+        send_request(dealer, i);
+    while (open_count) {
+        zmq_msg_t message;
+
+        zmq_msg_init(&message);
+        if (zmq_msg_recv(&message, dealer, 0) < 0) die("recv: %s", zmq_strerror(errno));
+        int64_t now = now_ns();
+        Inferd__V1__Batch *batch =
+            inferd__v1__batch__unpack(NULL, zmq_msg_size(&message), zmq_msg_data(&message));
+
+        if (!batch) die("not a batch");
+        for (size_t i = 0; i < batch->n_responses; i++)
+            take_response(batch->responses[i], now);
+        inferd__v1__batch__free_unpacked(batch, NULL);
+        zmq_msg_close(&message);
+    }
+    zmq_close(dealer);
+    zmq_ctx_term(context);
+}
+
+/* --- figures --- */
+
+static void report(const char *what, int64_t server_ns, int64_t client_ns)
+{
+    size_t count = (size_t)stream_count * token_count;
+    double *late = calloc(count, sizeof *late);
+    int64_t last_ns = 0;
+    size_t n = 0, over_one = 0, events = 0;
+
+    for (uint32_t i = 0; i < stream_count; i++) {
+        struct stream *s = &streams[i];
+        int64_t start = INT64_MAX;
+
+        if (s->tokens != token_count || !s->finished || !s->done)
+            die("stream %u is not whole: %u tokens of %u", i, s->tokens, token_count);
+        events += s->events;
+        for (uint32_t k = 0; k < token_count; k++)
+            if (s->arrivals[k] - k * step_ns < start) start = s->arrivals[k] - k * step_ns;
+        for (uint32_t k = 0; k < token_count; k++) {
+            late[n] = (double)(s->arrivals[k] - k * step_ns - start) * 1e-6;
+            over_one += step_ns && late[n] > (double)step_ns * 1e-6;
+            n++;
+        }
+        if (s->arrivals[token_count - 1] > last_ns) last_ns = s->arrivals[token_count - 1];
+    }
+    sort_values(late, n);
+    printf("%s: %u streams, %zu tokens in %.2f s: %.0f tokens/s", what, stream_count, n,
+           (double)(last_ns - first_ns) * 1e-9, (double)n / ((double)(last_ns - first_ns) * 1e-9));
+    if (step_ns)
+        printf(
+            " (pace: %.0f); late ms P50 %.2f P99 %.2f P99.9 %.2f max %.2f, by over a step %.3f %%",
+            stream_count * 1e9 / (double)step_ns, quantile(late, n, .5), quantile(late, n, .99),
+            quantile(late, n, .999), late[n - 1], 100. * (double)over_one / (double)n);
+    printf("; %zu events; CPU us per token: server %.2f, client %.2f\n", events,
+           (double)server_ns * 1e-3 / (double)n, (double)client_ns * 1e-3 / (double)n);
+    free(late);
+}
+
+int main(int argc, char **argv)
+{
+    bool sse = argc == 8 && strcmp(argv[1], "sse") == 0;
+
+    if (!sse && !(argc == 7 && strcmp(argv[1], "zmq") == 0))
+        die("usage: stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US\n"
+            "       stream-bench zmq ENDPOINT PID STREAMS TOKENS STEP_US");
+    char **rest = argv + (sse ? 4 : 3);
+    int pid = atoi(rest[0]);
+
+    stream_count = open_count = (uint32_t)atoi(rest[1]);
+    token_count = (uint32_t)atoi(rest[2]);
+    step_ns = atoll(rest[3]) * 1000;
+    streams = calloc(stream_count, sizeof *streams);
+    for (uint32_t i = 0; i < stream_count; i++)
+        streams[i].arrivals = calloc(token_count, sizeof *streams[i].arrivals);
+    int64_t server_ns = cpu_of(pid), client_ns = cpu_of(getpid());
+
+    if (sse)
+        run_sse(argv[2], (uint16_t)atoi(argv[3]));
+    else
+        run_zmq(argv[2]);
+    report(argv[1], cpu_of(pid) - server_ns, cpu_of(getpid()) - client_ns);
+    return 0;
+}

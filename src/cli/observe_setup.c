@@ -1,0 +1,83 @@
+#include "cli/observe_setup.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+
+void observe_setup_log(const struct config *c)
+{
+    static const char *const levels[] = {"debug", "info", "warn", "error"};
+    bool journal = config_stderr_is_journal();
+
+    for (int i = 0; i < 4; i++)
+        if (strcmp(c->log_level, levels[i]) == 0) log_set_level((enum log_level)i);
+    log_set_format(strcmp(c->log_format, "json") == 0 ? LOG_JSON : LOG_TEXT);
+    log_set_priorities(journal);
+    log_set_timestamps(c->log_timestamps && (!journal || config_given(c, "log_timestamps")));
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t a = strlen(text), b = strlen(end);
+
+    return a >= b && strcmp(text + a - b, end) == 0;
+}
+
+enum status observe_open_tracer(const struct config *c, struct tracer **out, struct error *err)
+{
+    static const char path[] = "/v1/traces";
+    char url[1024];
+
+    *out = NULL;
+    if (c->otlp_traces_endpoint && *c->otlp_traces_endpoint)
+        snprintf(url, sizeof url, "%s", c->otlp_traces_endpoint);
+    else if (c->otlp_endpoint && *c->otlp_endpoint)
+        snprintf(url, sizeof url, "%.*s%s",
+                 (int)(strlen(c->otlp_endpoint) - ends_with(c->otlp_endpoint, "/")),
+                 c->otlp_endpoint, ends_with(c->otlp_endpoint, path) ? "" : path);
+    else
+        return STATUS_OK;
+    const struct tracer_options options = {
+        .url = url,
+        .headers = c->otlp_headers,
+        .service_name = c->otlp_service_name,
+        .service_version = INFERD_VERSION,
+        .resource_attributes = c->otlp_resource_attributes,
+        .ratio = c->otlp_sample_ratio,
+    };
+    enum status st = tracer_create(&options, out, err);
+
+    if (!st) log_info("tracing", "url=%s ratio=%g", url, c->otlp_sample_ratio);
+    return st;
+}
+
+static const char *kv_format_name(const struct loaded *l)
+{
+    static const char *const names[] = {
+        [KV_F32] = "float32", [KV_F16] = "float16", [KV_BF16] = "bfloat16", [KV_FP8] = "fp8"};
+
+    if (l->device_options.kind == DEVICE_NULL) return "none";
+    if (l->device_options.kind == DEVICE_CPU) /* it decides for itself */
+        return names[l->device_options.numerics == CPU_EXACT ? KV_F32 : KV_F16];
+    return names[l->plan->groups[0].format];
+}
+
+void observe_describe(const struct config *c, const struct loaded *l, const char *name,
+                      struct metrics_model *out)
+{
+    const struct plan_kv_group *group = &l->plan->groups[0];
+
+    *out = (struct metrics_model){
+        .name = name,
+        .description = model_description(l->model),
+        .device = device_description(l->device),
+        .context_tokens = l->limits.context_tokens,
+        .block_tokens = group->block_tokens,
+        .kv_tokens = (uint64_t)l->limits.kv_blocks[0] * group->block_tokens,
+        .kv_format = kv_format_name(l),
+        .prefix_caching = c->enable_prefix_caching,
+        .memory_utilization = l->device_options.kind == DEVICE_CUDA ? c->gpu_memory_utilization : 0,
+        .version = INFERD_VERSION,
+    };
+}

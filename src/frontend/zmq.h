@@ -1,0 +1,140 @@
+/* zmq.h - the ZeroMQ front end: one thread that owns a ROUTER socket. Private to frontend/; docs/zmq.md is its contract.
+ *
+ * A request is a struct call as HTTP's is, without a connection: text threads open and submit it, its outputs ring this
+ * thread's bell, call_pump makes them Responses. What a client is to get in one turn goes out as one message.
+ *
+ *     message ─► api_proto_head ─► zmq_call ─► text pool ─► engine ─► bell ─► call_pump ─► zmq_client.out ─► one message
+ *
+ * A client is known while it has requests open or answers unsent, by its routing id. It is gone when a send finds no such
+ * peer (ROUTER_MANDATORY): heartbeats close dead connections after at most 1.2 s, and a client that is sent nothing for
+ * 250 ms gets an empty Batch, so the work of a client that vanished ends within 2 s.
+ *
+ * Memory: bodies count against the limit of all bodies; of a client that does not read, the socket keeps at most
+ * SNDHWM messages, `out` at most OUT_SOFT bytes and one turn's; then its rings fill and the engine blocks its sequences,
+ * and after --client-stall-timeout-s its requests end (client_too_slow).
+ * Thread: all of it belongs to the ZeroMQ thread, save what is marked. */
+#pragma once
+
+#include <zmq.h>
+
+#include "frontend/call.h"
+
+enum {
+    ZMQ_CALL_BUCKETS = 4096, /* of the tables of clients and of calls */
+    ZMQ_CLIENT_BUCKETS = 1024,
+    ZMQ_ID_MAX = 255,            /* bytes of a routing id */
+    ZMQ_CLIENT_CALLS_MAX = 4096, /* open at once; beyond it too_many_requests */
+    ZMQ_OUT_SOFT = 256 << 10,
+    ZMQ_COPY_BELOW =
+        1 << 10, /* smaller messages are copied: cheaper than the reference count of a larger one */
+    ZMQ_SEND_HWM = 64, /* messages in the socket per client */
+    ZMQ_RECEIVE_HWM = 64,
+};
+
+struct zmq_client {
+    unsigned char id[ZMQ_ID_MAX];
+    uint8_t id_len;
+    bool dirty, stuck; /* stuck: the socket has no room for it */
+    bool out_failed;   /* no memory for its answers */
+    uint64_t hash;
+    struct zmq_client *hash_next, *prev, *next;
+    struct zmq_call *calls;
+    uint32_t call_count;
+    struct buf out;    /* Responses not yet given to the socket */
+    zmq_msg_t pending; /* built from out, not taken by the socket */
+    bool has_pending;
+    int64_t stuck_ns, sent_ns;
+    struct zmq_client *dirty_next;
+};
+
+struct zmq_call {
+    struct call call;          /* first: call.c frees it */
+    struct zmq_client *client; /* NULL: it has gone */
+    uint64_t id;
+    enum zmq_kind kind;
+    bool cancelled, in_again;
+    zmq_msg_t message; /* the Request, until it has been opened */
+    bool has_message;
+    struct zmq_call *prev, *next; /* of the client, or of orphans */
+    struct zmq_call *hash_next, *done_next, *again_next;
+};
+
+struct zmq_front {
+    struct frontend *frontend;
+    struct settings *settings; /* a reference; looked at once a turn */
+    struct zmq_stats *stats;
+    void *context, *router, *zap;
+    struct zmq_auth *auth;
+    char (*endpoints)[256];    /* [endpoint_count] as bound */
+    uint64_t *endpoint_inodes; /* [endpoint_count] of the socket file of ipc; 0: none */
+    uint32_t endpoint_count;
+    pthread_t thread;
+    bool started;
+    int wake_fd;
+    struct output_bell bell;
+    struct zmq_client *clients; /* list of all */
+    struct zmq_client *client_table[ZMQ_CLIENT_BUCKETS];
+    struct zmq_call *call_table[ZMQ_CALL_BUCKETS];
+    uint32_t call_count, client_count, stuck_count;
+    struct zmq_client *dirty;         /* with something to send */
+    struct zmq_call *again, *orphans; /* orphans: with a text thread, their client gone */
+    uint64_t secret;
+    int64_t swept_ns;
+    bool draining; /* of the thread: it ends */
+    pthread_mutex_t lock;
+    struct zmq_call *done; /* under lock: opened, newest first */
+    _Atomic bool stopping;
+};
+
+/* --- zmq.c: life, loop --- */
+
+/* Binds all endpoints and starts the thread. Errors: STATUS_IO with the endpoint, STATUS_INVALID (keys), STATUS_NOMEM. */
+enum status zmq_front_create(struct frontend *frontend, struct zmq_front **out, struct error *err);
+void zmq_front_stop(struct zmq_front *front);    /* asks; any thread; takes NULL */
+void zmq_front_destroy(struct zmq_front *front); /* waits; takes NULL; before the text pools end */
+/* For call.c, on a text thread. */
+void zmq_front_open(struct call *call, const struct api_model *model, enum api_state state,
+                    const struct api_client *client);
+void zmq_front_done(struct call *call);
+struct output_bell *zmq_front_bell(struct call *call);
+
+/* --- zmq_client.c: who is there, what it is to get --- */
+
+struct zmq_client *zmq_client_find(struct zmq_front *front, struct slice id);
+struct zmq_client *zmq_client_open(struct zmq_front *front,
+                                   struct slice id); /* found or made; NULL: no memory */
+/* Notes that `out` has something. */
+void zmq_client_touch(struct zmq_front *front, struct zmq_client *client);
+bool zmq_client_has_room(const struct zmq_client *client);
+/* Sends what the socket takes, of all clients that were touched. */
+void zmq_client_flush_all(struct zmq_front *front);
+/* Every 250 ms: looks who is still there, tries stuck ones again, ends those that do not read. */
+void zmq_client_sweep(struct zmq_front *front, int64_t now);
+void zmq_client_retry(struct zmq_front *front);
+void zmq_client_drop_all(struct zmq_front *front); /* at the end; no call is left */
+
+/* --- zmq_call.c: requests --- */
+
+/* One message of a client. Takes the message. extra: it had more frames than one. */
+void zmq_call_handle(struct zmq_front *front, struct slice id, zmq_msg_t *message, bool extra);
+void zmq_call_opened(struct zmq_front *front, struct zmq_call *call); /* after the text thread */
+void zmq_call_pump(struct zmq_front *front, struct zmq_call *call);
+void zmq_call_again(struct zmq_front *front, struct zmq_call *call);
+/* The client has gone. */
+void zmq_call_vanish_all(struct zmq_front *front, struct zmq_client *client);
+/* Ends all of a client's requests with this fault. */
+void zmq_call_fail_all(struct zmq_front *front, struct zmq_client *client,
+                       const struct api_fault *fault);
+/* The end of the drain time. */
+void zmq_call_end_all(struct zmq_front *front);
+
+/* --- zmq_auth.c: keys --- */
+
+/* Reads the files of the options and readies the sockets: CURVE on the router, the handler of ZAP where there is a list of
+ * client keys. *out is NULL without keys. Errors: STATUS_INVALID, STATUS_IO, STATUS_NOT_FOUND. */
+enum status zmq_auth_create(struct zmq_front *front, struct zmq_auth **out, struct error *err);
+void zmq_auth_destroy(struct zmq_auth *auth); /* takes NULL */
+/* Answers the handshakes that wait at front->zap. */
+void zmq_auth_answer(struct zmq_front *front);
+/* Whether the Request carries one of the API keys; the same time whichever differs. */
+bool zmq_auth_key_ok(const struct frontend_options *options, struct slice key);

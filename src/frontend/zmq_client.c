@@ -1,0 +1,252 @@
+/* zmq_client.c - the clients that have something open, and their way out: one message a turn, without a copy from 1 KiB. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "frontend/zmq.h"
+
+static const int64_t probe_ns = 250000000, second_ns = 1000000000;
+
+struct zmq_client *zmq_client_find(struct zmq_front *z, struct slice id)
+{
+    uint64_t hash = hash_bytes(id.ptr, id.len, z->secret);
+    struct zmq_client *c = z->client_table[hash % ZMQ_CLIENT_BUCKETS];
+
+    while (c && (c->hash != hash || !slice_eq(slice_of(c->id, c->id_len), id)))
+        c = c->hash_next;
+    return c;
+}
+
+struct zmq_client *zmq_client_open(struct zmq_front *z, struct slice id)
+{
+    struct zmq_client *c = zmq_client_find(z, id);
+
+    if (c || id.len > ZMQ_ID_MAX) return c;
+    c = calloc(1, sizeof *c);
+    if (!c) return NULL;
+    memcpy(c->id, id.ptr, id.len);
+    c->id_len = (uint8_t)id.len;
+    c->hash = hash_bytes(id.ptr, id.len, z->secret);
+    c->sent_ns = clock_mono_ns();
+    buf_init(&c->out, 0);
+    struct zmq_client **bucket = &z->client_table[c->hash % ZMQ_CLIENT_BUCKETS];
+
+    c->hash_next = *bucket;
+    *bucket = c;
+    c->next = z->clients;
+    if (z->clients) z->clients->prev = c;
+    z->clients = c;
+    atomic_store_explicit(&z->stats->clients, ++z->client_count, memory_order_relaxed);
+    return c;
+}
+
+static void set_stuck(struct zmq_front *z, struct zmq_client *c, bool stuck)
+{
+    if (c->stuck == stuck) return;
+    c->stuck = stuck;
+    c->stuck_ns = clock_mono_ns();
+    if (stuck)
+        z->stuck_count++;
+    else
+        z->stuck_count--;
+}
+
+static void forget_dirty(struct zmq_front *z, struct zmq_client *c)
+{
+    if (!c->dirty) return;
+    for (struct zmq_client **at = &z->dirty; *at; at = &(*at)->dirty_next)
+        if (*at == c) {
+            *at = c->dirty_next;
+            break;
+        }
+    c->dirty = false;
+}
+
+static void destroy(struct zmq_front *z, struct zmq_client *c)
+{
+    struct zmq_client **at = &z->client_table[c->hash % ZMQ_CLIENT_BUCKETS];
+
+    set_stuck(z, c, false);
+    forget_dirty(z, c);
+    while (*at != c)
+        at = &(*at)->hash_next;
+    *at = c->hash_next;
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        z->clients = c->next;
+    if (c->next) c->next->prev = c->prev;
+    if (c->has_pending) zmq_msg_close(&c->pending);
+    buf_fini(&c->out);
+    free(c);
+    atomic_store_explicit(&z->stats->clients, --z->client_count, memory_order_relaxed);
+}
+
+void zmq_client_touch(struct zmq_front *z, struct zmq_client *c)
+{
+    if (c->dirty) return;
+    c->dirty = true;
+    c->dirty_next = z->dirty;
+    z->dirty = c;
+}
+
+bool zmq_client_has_room(const struct zmq_client *c)
+{
+    return !c->stuck || c->out.len < ZMQ_OUT_SOFT;
+}
+
+/* --- sending --- */
+
+static void give_back(void *bytes, void *hint)
+{
+    (void)hint;
+    free(bytes); /* on libzmq's thread, with the last reference to the message */
+}
+
+/* Makes the next message of `out`. A large one takes the buffer itself along. */
+static bool build(struct zmq_client *c)
+{
+    if (c->out.len < ZMQ_COPY_BELOW) {
+        if (zmq_msg_init_size(&c->pending, c->out.len)) return false;
+        if (c->out.len) memcpy(zmq_msg_data(&c->pending), c->out.ptr, c->out.len);
+        buf_clear(&c->out);
+    } else {
+        if (zmq_msg_init_data(&c->pending, c->out.ptr, c->out.len, give_back, NULL)) return false;
+        buf_init(&c->out, 0);
+    }
+    return c->has_pending = true;
+}
+
+enum sent { SENT, SENT_LATER, SENT_NOBODY };
+
+static enum sent send_pending(struct zmq_front *z, struct zmq_client *c)
+{
+    size_t bytes = zmq_msg_size(&c->pending);
+    int got;
+
+    do
+        got = zmq_send(z->router, c->id, c->id_len, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+    while (got < 0 && errno == EINTR);
+    if (got < 0) return errno == EAGAIN ? SENT_LATER : SENT_NOBODY;
+    do
+        got = zmq_msg_send(&c->pending, z->router, ZMQ_DONTWAIT);
+    while (got < 0 && errno == EINTR);
+    if (got < 0) return SENT_NOBODY; /* the second part is always taken: something is badly wrong */
+    c->has_pending = false;
+    atomic_fetch_add_explicit(&z->stats->messages_out, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&z->stats->bytes_out, bytes, memory_order_relaxed);
+    return SENT;
+}
+
+static void vanish(struct zmq_front *z, struct zmq_client *c)
+{
+    if (c->call_count) {
+        atomic_fetch_add_explicit(&z->stats->clients_vanished, 1, memory_order_relaxed);
+        log_info("zmq client gone", "requests=%u", c->call_count);
+    }
+    zmq_call_vanish_all(z, c);
+    destroy(z, c);
+}
+
+/* False: the client is no more. */
+static bool flush(struct zmq_front *z, struct zmq_client *c)
+{
+    if (buf_status(&c->out)) {
+        log_error("zmq client cut", "why=\"no memory for its answers\" requests=%u", c->call_count);
+        vanish(z, c);
+        return false;
+    }
+    while (c->has_pending || c->out.len) {
+        if (!c->has_pending && !build(c)) return true; /* no memory: tried again by the sweep */
+        enum sent sent = send_pending(z, c);
+
+        if (sent == SENT_NOBODY) {
+            vanish(z, c);
+            return false;
+        }
+        if (sent == SENT_LATER) {
+            set_stuck(z, c, true);
+            return true;
+        }
+        c->sent_ns = clock_mono_ns();
+    }
+    set_stuck(z, c, false);
+    if (!c->call_count) {
+        destroy(z, c);
+        return false;
+    }
+    return true;
+}
+
+void zmq_client_flush_all(struct zmq_front *z)
+{
+    struct zmq_client *c;
+
+    while ((c = z->dirty)) {
+        z->dirty = c->dirty_next;
+        c->dirty = false;
+        flush(z, c);
+    }
+}
+
+/* What waited for room goes on. */
+static void pump_calls(struct zmq_front *z, struct zmq_client *c)
+{
+    for (struct zmq_call *call = c->calls; call; call = call->next)
+        zmq_call_again(z, call);
+}
+
+void zmq_client_retry(struct zmq_front *z)
+{
+    struct zmq_client *next;
+
+    for (struct zmq_client *c = z->clients; c; c = next) {
+        next = c->next;
+        if (c->stuck && flush(z, c) && !c->stuck) pump_calls(z, c);
+    }
+}
+
+/* It reads nothing: what it has not got is dropped, its requests end, and it hears of that if it ever reads again. */
+static void cut_slow(struct zmq_front *z, struct zmq_client *c)
+{
+    struct api_fault fault;
+
+    atomic_fetch_add_explicit(&z->stats->clients_slow, 1, memory_order_relaxed);
+    log_info("zmq client stalled", "requests=%u unsent_bytes=%zu", c->call_count, c->out.len);
+    api_refuse(&fault, 503, "client_too_slow", NULL,
+               "The client did not read its answers for %u s.", z->settings->o.client_stall_s);
+    buf_clear(&c->out);
+    zmq_call_fail_all(z, c, &fault);
+    c->stuck_ns = clock_mono_ns();
+}
+
+void zmq_client_sweep(struct zmq_front *z, int64_t now)
+{
+    int64_t limit_ns = z->settings->o.client_stall_s * second_ns;
+    struct zmq_client *next;
+
+    if (now - z->swept_ns < probe_ns) return;
+    z->swept_ns = now;
+    for (struct zmq_client *c = z->clients; c; c = next) {
+        next = c->next;
+        if (c->stuck && now - c->stuck_ns > limit_ns) {
+            if (c->call_count)
+                cut_slow(z, c);
+            else
+                destroy(z, c); /* it never read what it was to hear */
+            continue;
+        }
+        /* nothing to say: an empty Batch finds out whether it is still there */
+        if (!c->stuck && !c->has_pending && !c->out.len && now - c->sent_ns >= probe_ns)
+            if (!build(c)) continue;
+        flush(z, c);
+    }
+}
+
+void zmq_client_drop_all(struct zmq_front *z)
+{
+    while (z->clients)
+        destroy(z, z->clients);
+}

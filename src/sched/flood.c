@@ -1,0 +1,160 @@
+/* flood.c - a tenant that takes much more than its share must not be felt by the others.
+ *
+ * The order of service alone (order.c) lets the others go first; what they feel of a flood nevertheless is the length of the steps that it
+ * fills: one that runs, one that is planned, and their own. So while others are about (FORGET_NS), a tenant that has had more than its share of
+ * the tokens of late floods, and what it may add to a step is bounded by a part of the time that a first token takes the others when they are
+ * alone:
+ *     prompts   no chunk beside a prompt of another tenant; else PROMPT_PART of that time in a step, but a block of tokens at least
+ *     answers   no more sequences than together add ANSWER_PART of it, but one at least
+ * One that floods no longer has more than its share, so none starves: held back, it falls under the bound after a while. */
+#include <math.h>
+
+#include "sched/sched_state.h"
+
+static const int64_t TICK_NS = INT64_C(20000000);
+static const int64_t FORGET_NS = INT64_C(30000000000);
+static const double MEMORY_NS = 10e9; /* of rates */
+static const double NEWS = 1.0 / 32;  /* weight of the latest in the means */
+/* A first token waits for half of the step that runs, for one that is planned and for its own: prompts lengthen the first two, answers all. */
+static const double PROMPT_PART = 0.08, ANSWER_PART = 0.05;
+
+static void approach(double *mean, double value)
+{
+    *mean = *mean > 0 ? *mean + NEWS * (value - *mean) : value;
+}
+
+void flood_arrival(struct sched *sched, struct account *account, int64_t now_ns)
+{
+    struct flood *flood = &sched->flood;
+
+    account->arrived_ns = now_ns;
+    if (account->active) return;
+    account->active = true;
+    account->rate = 0;
+    flood->active[flood->active_count++] = (uint16_t)(account - sched->accounts);
+}
+
+void flood_admitted(struct sched *sched, struct account *account, const struct sequence *seq,
+                    uint32_t tokens)
+{
+    account->rate += tokens;
+    approach(&account->context, seq->prompt_count + seq->max_new / 2.0);
+    if (!account->floods && tokens) approach(&sched->flood.prompt_tokens, tokens);
+}
+
+/* Those of whom nothing was heard for long are no longer reckoned with. The sum of the others' rates. */
+static double fade(struct sched *sched, double by)
+{
+    struct flood *flood = &sched->flood;
+    double sum = 0;
+
+    for (uint32_t i = 0; i < flood->active_count;) {
+        struct account *account = &sched->accounts[flood->active[i]];
+
+        account->rate *= by;
+        if (!account->holds && sched->now_ns - account->arrived_ns > FORGET_NS) {
+            account->active = account->floods = false;
+            flood->active[i] = flood->active[--flood->active_count];
+            continue;
+        }
+        sum += account->rate;
+        i++;
+    }
+    return sum;
+}
+
+/* More than twice its share of what all have had; of two, three quarters. */
+static void mark(struct sched *sched, double sum)
+{
+    struct flood *flood = &sched->flood;
+    double all = flood->active_count, bound = all > 2 ? 2 / all : 0.75;
+
+    flood->count = 0;
+    for (uint32_t i = 0; i < flood->active_count; i++) {
+        struct account *account = &sched->accounts[flood->active[i]];
+
+        account->floods = all > 1 && account->rate > bound * sum;
+        flood->count += account->floods;
+    }
+}
+
+/* What a first token takes those that do not flood, with the device to themselves: the step before is half over, then their own. */
+static double first_token_ns(const struct sched *sched, double row_ns, double pair_ns,
+                             double step_ns)
+{
+    double tokens = sched->flood.prompt_tokens;
+
+    return 2.5 * step_ns + tokens * row_ns + tokens * tokens / 2 * pair_ns;
+}
+
+void flood_begin_step(struct sched *sched)
+{
+    struct flood *flood = &sched->flood;
+    double elapsed_ns = (double)(sched->now_ns - flood->ticked_ns), step_ns, first_ns;
+
+    if (elapsed_ns >= (double)TICK_NS) {
+        flood->ticked_ns = sched->now_ns;
+        mark(sched, fade(sched, exp(-elapsed_ns / MEMORY_NS)));
+    }
+    flood->others_prompts = false;
+    flood->closed = false;
+    if (flood->count == 0) return;
+    cost_model_weights(&sched->cost, &step_ns, &flood->row_ns, &flood->pair_ns);
+    first_ns = first_token_ns(sched, flood->row_ns, flood->pair_ns, step_ns);
+    flood->prompts_left_ns = PROMPT_PART * first_ns;
+    flood->answers_ns = ANSWER_PART * first_ns;
+    flood->whole = true;
+    flood->known = cost_model_ready(&sched->cost);
+}
+
+static bool is_bounded(const struct sched *sched, const struct account *account)
+{
+    (void)sched;
+    return account->floods;
+}
+
+bool flood_floods(const struct sched *sched, const struct sequence *seq)
+{
+    return is_bounded(sched, &sched->accounts[seq->account]);
+}
+
+bool flood_may_start(const struct sched *sched, const struct account *account)
+{
+    const struct flood *flood = &sched->flood;
+    double each;
+
+    if (!is_bounded(sched, account)) return true;
+    if (flood->closed || flood->others_prompts) return false;
+    if (!flood->whole && flood->prompts_left_ns < FLOOD_CHUNK * flood->row_ns) return false;
+    each = flood->row_ns + flood->pair_ns * account->context;
+    if (!flood->known) return account->holds < 4;
+    return account->holds == 0 || (account->holds + 1) * each <= flood->answers_ns;
+}
+
+uint32_t flood_rows(const struct sched *sched, const struct sequence *seq, uint32_t rows)
+{
+    const struct flood *flood = &sched->flood;
+    double each = flood->row_ns + flood->pair_ns * seq->computed, fit;
+
+    if (rows <= 1 || !flood_floods(sched, seq)) return rows;
+    if (flood->closed || flood->others_prompts) return 0;
+    if (!flood->known) return flood->whole ? rows < FLOOD_CHUNK ? rows : FLOOD_CHUNK : 0;
+    fit = each > 0 ? flood->prompts_left_ns / each : rows;
+    if (fit >= rows || (flood->whole && rows <= FLOOD_CHUNK)) return rows;
+    if (fit >= FLOOD_CHUNK) return (uint32_t)fit / FLOOD_CHUNK * FLOOD_CHUNK;
+    return flood->whole ? FLOOD_CHUNK : 0;
+}
+
+void flood_put(struct sched *sched, const struct sequence *seq, uint32_t rows)
+{
+    struct flood *flood = &sched->flood;
+
+    if (rows <= 1 || flood->count == 0) return;
+    if (!flood_floods(sched, seq)) {
+        flood->others_prompts = true;
+        return;
+    }
+    flood->prompts_left_ns -=
+        rows * flood->row_ns + (double)cost_pairs(seq->computed, rows) * flood->pair_ns;
+    flood->whole = false;
+}
