@@ -16,17 +16,18 @@ static const uint32_t buckets[] = {8,   16,  32,  48,   64,   96,   128,  192,  
                                    384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384};
 enum { BUCKETS = sizeof buckets / sizeof *buckets };
 
-#define FUNCTIONS(X)                                                                               \
-    X(cublasLtCreate)                                                                              \
-    X(cublasLtGetVersion)                                                                          \
-    X(cublasLtMatmulAlgoCheck)                                                                     \
-    X(cublasLtDestroy)                                                                             \
-    X(cublasLtMatmul)                                                                              \
-    X(cublasLtMatmulAlgoGetHeuristic)                                                              \
-    X(cublasLtMatmulDescCreate)                                                                    \
-    X(cublasLtMatmulDescDestroy)                                                                   \
-    X(cublasLtMatmulDescSetAttribute) X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy) \
-        X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate)                      \
+#define FUNCTIONS(X)                                                          \
+    X(cublasLtCreate)                                                         \
+    X(cublasLtGetVersion)                                                     \
+    X(cublasLtMatmulAlgoCheck)                                                \
+    X(cublasLtDestroy)                                                        \
+    X(cublasLtMatmul)                                                         \
+    X(cublasLtMatmulAlgoGetHeuristic)                                         \
+    X(cublasLtMatmulDescCreate)                                               \
+    X(cublasLtMatmulDescDestroy)                                              \
+    X(cublasLtMatmulDescSetAttribute)                                         \
+    X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy)              \
+        X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate) \
             X(cublasLtMatmulPreferenceDestroy) X(cublasLtMatmulPreferenceSetAttribute)
 
 struct shape {
