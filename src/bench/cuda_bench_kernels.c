@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "bandwidth.h"
 #include "bench/cuda_bench_parts.h"
+#include "device/cuda/cuda_gemm.h"
 #include "kv_layout.h"
 #include "sample.h"
 #include "skinny_gemm.h"
@@ -109,6 +110,60 @@ static void skinny_cases(struct kernel_bench *b)
         skinny_case(b, "135M head", 49152, 576, Ms[i], true, SKINNY_LOGITS);
         skinny_case(b, "33B gate_up", 38400, 7168, Ms[i], true, SKINNY_GLU);
         skinny_case(b, "33B down", 7168, 19200, Ms[i], false, SKINNY_RESIDUAL);
+    }
+}
+
+/* --- products of the library --- */
+
+struct library_job {
+    struct kernel_bench *b;
+    struct cuda_gemm *gemm;
+    uint32_t id, M, weight_count;
+    uint64_t bytes; /* of a weight */
+};
+
+static cudaError_t library_body(void *arg, uint32_t i)
+{
+    struct library_job *j = arg;
+
+    return cuda_gemm_run(j->gemm, j->id, j->b->pool + i % j->weight_count * j->bytes, j->b->small,
+                         j->M, j->b->small + (128 << 20), 1, j->b->ctx->stream);
+}
+
+static void library_case(struct kernel_bench *b, const char *what, uint32_t N, uint32_t K,
+                         uint32_t M)
+{
+    struct library_job j = {.b = b, .M = M, .bytes = 2ull * N * K};
+    struct cuda_gemm_shape shape = {N, K, K, N, false};
+    enum dtype type = b->ctx->type == KERNEL_BF16 ? DTYPE_BF16 : DTYPE_F16;
+    const void *weights[8];
+    struct error err;
+    char name[80];
+
+    snprintf(name, sizeof name, "library %s %ux%u M %u", what, N, K, M);
+    if (b->o->only && !strstr(name, b->o->only)) return;
+    j.weight_count = (uint32_t)(COLD_BYTES / j.bytes) + 1;
+    for (uint32_t i = 0; i < 8; i++)
+        weights[i] = b->pool + i % j.weight_count * j.bytes;
+    if (cuda_gemm_open(type, b->small + (256 << 20), 64u << 20, NULL, &j.gemm, &err) ||
+        cuda_gemm_prepare(j.gemm, &shape, weights, 8, b->small, b->small + (128 << 20), M, false,
+                          b->ctx->stream, &j.id, &err))
+        fprintf(stderr, "%s: %s\n", name, err.message);
+    else
+        report(b, name, bench_graph_us(b->ctx, library_body, &j, j.weight_count), (double)j.bytes,
+               2.0 * N * K * M);
+    cuda_gemm_close(j.gemm);
+}
+
+static void library_cases(struct kernel_bench *b)
+{
+    static const uint32_t Ms[] = {32, 64, 256, 2048};
+
+    for (size_t i = 0; i < sizeof Ms / sizeof *Ms; i++) {
+        library_case(b, "8B qkv", 6144, 4096, Ms[i]);
+        library_case(b, "8B o", 4096, 4096, Ms[i]);
+        library_case(b, "8B gate_up", 28672, 4096, Ms[i]);
+        library_case(b, "8B down", 4096, 14336, Ms[i]);
     }
 }
 
@@ -323,6 +378,7 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
     if (!e) e = cudaStreamSynchronize(ctx->stream);
     if (e) return error_set(err, STATUS_DEVICE, "kernels: %s", cudaGetErrorString(e));
     skinny_cases(&b);
+    library_cases(&b);
     static const uint32_t shapes[][2] = {{1, 1024},  {1, 2048},  {1, 8192},  {1, 32768},
                                          {8, 2048},  {16, 1024}, {64, 1024}, {64, 2048},
                                          {64, 4096}, {64, 8192}};

@@ -16,17 +16,19 @@ static const uint32_t buckets[] = {8,   16,  32,  48,   64,   96,   128,  192,  
                                    384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384};
 enum { BUCKETS = sizeof buckets / sizeof *buckets };
 
-#define FUNCTIONS(X)                                                                           \
-    X(cublasLtCreate)                                                                          \
-    X(cublasLtGetVersion)                                                                      \
-    X(cublasLtMatmulAlgoCheck)                                                                 \
-    X(cublasLtDestroy)                                                                         \
-    X(cublasLtMatmul)                                                                          \
-    X(cublasLtMatmulAlgoGetHeuristic)                                                          \
-    X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) X(cublasLtMatmulDescSetAttribute) \
-        X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy)                           \
-            X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate)              \
-                X(cublasLtMatmulPreferenceDestroy) X(cublasLtMatmulPreferenceSetAttribute)
+#define FUNCTIONS(X)                                                          \
+    X(cublasLtCreate)                                                         \
+    X(cublasLtGetVersion)                                                     \
+    X(cublasLtMatmulAlgoCheck)                                                \
+    X(cublasLtDestroy)                                                        \
+    X(cublasLtMatmul)                                                         \
+    X(cublasLtMatmulAlgoGetHeuristic)                                         \
+    X(cublasLtMatmulDescCreate)                                               \
+    X(cublasLtMatmulDescDestroy)                                              \
+    X(cublasLtMatmulDescSetAttribute)                                         \
+    X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy)              \
+        X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate) \
+            X(cublasLtMatmulPreferenceDestroy) X(cublasLtMatmulPreferenceSetAttribute)
 
 struct shape {
     struct cuda_gemm_shape is;
@@ -270,8 +272,15 @@ enum status cuda_gemm_prepare(struct cuda_gemm *g, const struct cuda_gemm_shape 
         st = choose(g, s, b, weights, weight_count, x, y, fixed || buckets[b] > rows, begin, end,
                     stream, err);
         s->bucket_count = b + 1;
+        /* loads its kernel, which must not happen while serving */
+        set_rows(g, s, buckets[b] < rows ? buckets[b] : rows);
+        if (!st && multiply(g, s, weights[0], x, y, 1, &s->algorithms[b], stream))
+            st = error_set(err, STATUS_DEVICE, "a product of %u rows with [%u, %u] does not run",
+                           buckets[b], is->N, is->K);
         if (last) break;
     }
+    if (!st && cudaStreamSynchronize(stream))
+        st = error_set(err, STATUS_DEVICE, "products of [%u, %u]", is->N, is->K);
     if (begin) cudaEventDestroy(begin);
     if (end) cudaEventDestroy(end);
     return st;

@@ -115,10 +115,12 @@ static uint32_t group_size(const struct cuda_device *d)
     return 1;
 }
 
-static int longest_first(const void *a, const void *b)
+/* By the position of a tile's first row: what it costs. Ties in the order of rows, so that the list is always the same. */
+static int longest_first(const void *a, const void *b, void *group)
 {
     const struct prefill_tile *x = a, *y = b;
-    int32_t ends[2] = {x->position + x->pair, y->position + y->pair};
+    int32_t heads = (int32_t) * (const uint32_t *)group;
+    int32_t ends[2] = {x->position + x->pair / heads, y->position + y->pair / heads};
 
     if (ends[0] != ends[1]) return ends[0] < ends[1] ? 1 : -1;
     return x->first_row != y->first_row
@@ -159,7 +161,7 @@ static void pack_segments(struct cuda_device *d, const struct step *step, struct
                 (struct prefill_tile){(int32_t)s->first_row, (int32_t)s->rows,
                                       (int32_t)s->context_len, (int32_t)s->slot, (int32_t)pair};
     }
-    qsort(tile, tiles, sizeof *tile, longest_first);
+    qsort_r(tile, tiles, sizeof *tile, longest_first, &group);
 }
 
 static const void *pack_rows(const struct step *step, struct packer *p)
