@@ -227,5 +227,8 @@ def test_vllms_own_dashboard_finds_its_series(prometheus):
         if name != "cache_config_info":
             assert prometheus.query(f"vllm:{name}{labels}"), name
     assert prometheus.query("sum by(finished_reason) (increase(vllm:request_success_total{model_name=\"smollm2\"}[20s]))")
+    assert prometheus.query('max(vllm:engine_sleep_state{model_name="smollm2",sleep_state="awake"})')[0]["value"][1] == "1"
+    assert float(prometheus.query('sum(rate(http_requests_total{status="2xx"}[20s])) / sum(rate(http_requests_total[20s]))')[0]["value"][1]) > 0
+    assert prometheus.query(f"sum(vllm:num_requests_waiting_by_reason{labels}) == sum(vllm:num_requests_waiting{labels})")
     blocks = prometheus.query('vllm:cache_config_info{block_size="16"}')[0]["metric"]
     assert int(blocks["num_gpu_blocks"]) * 16 == int(blocks["kv_cache_size_tokens"])
