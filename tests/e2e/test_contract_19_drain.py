@@ -124,7 +124,7 @@ def test_an_unread_whole_answer_is_cut_too(start, tmp):
     c = daemon.raw()
     c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     c.send(post("/tokenize", {"prompt": "a b c " * 200000, "return_token_strs": True}))
-    end = time.monotonic() + 15
+    end = time.monotonic() + 60  # under a sanitizer the text alone takes long
     while daemon.metrics()["inferd_connections"] > 1 and time.monotonic() < end:
         time.sleep(0.1)
     assert daemon.metrics()["inferd_connections"] == 1
