@@ -264,6 +264,9 @@ static void put_http(struct buf *out, const struct http_stats *http)
     single(out, "connections_total", "counter", "Connections accepted.", opened);
     single(out, "connections_timed_out_total", "counter",
            "Connections closed for being slow or idle.", atomic_load(&http->connections_timed_out));
+    single(out, "connections_refused_total", "counter",
+           "Connections closed unheard: over a limit, or no descriptor.",
+           atomic_load(&http->connections_refused));
     single(out, "stream_tokens_total", "counter", "Tokens made into text.",
            atomic_load(&http->stream_tokens));
     seconds(out, "stream_seconds_total", "Time making text and events from tokens.",

@@ -68,7 +68,10 @@ def test_vanished_clients_leave_nothing(start):
             c.close()
         daemon.wait_idle(2)
         assert time.monotonic() - begin < 2
-    after = daemon.wait_idle()
+    end = time.monotonic() + 10  # the last ones may not have been parsed yet
+    while (after := daemon.wait_idle())["inferd_requests_aborted_total"] - before["inferd_requests_aborted_total"] < rounds:
+        assert time.monotonic() < end
+        time.sleep(0.05)
     assert after["inferd_requests_aborted_total"] - before["inferd_requests_aborted_total"] == rounds
     steps = after["inferd_generation_tokens_total"]
     time.sleep(0.1)
@@ -121,7 +124,7 @@ def test_an_unread_whole_answer_is_cut_too(start, tmp):
     c = daemon.raw()
     c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     c.send(post("/tokenize", {"prompt": "a b c " * 200000, "return_token_strs": True}))
-    end = time.monotonic() + 15
+    end = time.monotonic() + 60  # under a sanitizer the text alone takes long
     while daemon.metrics()["inferd_connections"] > 1 and time.monotonic() < end:
         time.sleep(0.1)
     assert daemon.metrics()["inferd_connections"] == 1
