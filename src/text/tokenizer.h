@@ -2,9 +2,10 @@
  *
  * One immutable `struct tokenizer` per model, from tokenizer.json or from GGUF metadata: byte-level
  * BPE (bpe.c) with the model's pre-tokenizer, SentencePiece-style BPE with byte fallback
- * (spm.c). Ids are equal to Hugging Face `tokenizers` on tests/golden/tokenizer_vectors. Thread:
- * any number at once after tokenizer_open, without locks. Time: O(n log n) at worst in the length of
- * the text; what was tokenised before is mostly found (segment_cache.h).
+ * (spm.c), or its unigram model (unigram.c). Ids are equal to Hugging Face `tokenizers` on
+ * tests/golden/tokenizer_vectors and tests/golden/unigram. Thread: any number at once after
+ * tokenizer_open, without locks. Time: O(n log n) at worst in the length of the text; what was
+ * tokenised before is mostly found (segment_cache.h).
  * Owns: everything it needs; the weights may be closed after tokenizer_open. */
 #pragma once
 
