@@ -52,6 +52,7 @@ static void take_inbox(struct engine *e)
     struct engine_request *next, *oldest = NULL;
     struct engine_request *er = atomic_exchange_explicit(&e->inbox, NULL, memory_order_acquire);
 
+    if (er) e->now_ns = clock_mono_ns(); /* not before any of them was submitted */
     for (; er; er = next) {
         next = er->inbox_next;
         er->inbox_next = oldest;

@@ -442,7 +442,10 @@ static void *device_thread(void *arg)
         if (f->base.notify) f->base.notify(f->base.notify_ctx);
         pthread_mutex_lock(&f->mutex);
     }
+    uint64_t never = f->lost ? f->submitted - f->ran : 0; /* none comes after these */
     pthread_mutex_unlock(&f->mutex);
+    while (never-- > 0 && f->base.notify)
+        f->base.notify(f->base.notify_ctx);
     return NULL;
 }
 
