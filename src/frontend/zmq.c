@@ -320,7 +320,8 @@ void zmq_front_destroy(struct zmq_front *z)
     frontend_settle(z->frontend);
     if (z->router) zmq_close(z->router);
     if (z->zap) zmq_close(z->zap);
-    if (z->context) zmq_ctx_term(z->context); /* waits LINGER_MS at most */
+    while (z->context && zmq_ctx_term(z->context) && errno == EINTR)
+        continue; /* it waits LINGER_MS at most */
     remove_files(z);
     zmq_auth_destroy(z->auth);
     if (z->bell.event_fd >= 0) output_bell_fini(&z->bell);
