@@ -188,7 +188,7 @@ static void read_batch(const struct buf *out, uint32_t index, char text[256],
         EXPECT_EQ(r->id, 7);
         *last = r->body_case;
         if (r->body_case != INFERD__V1__RESPONSE__BODY_CHUNK || r->chunk->index != index) continue;
-        memcpy(text + len, r->chunk->text.data, r->chunk->text.len);
+        if (r->chunk->text.len) memcpy(text + len, r->chunk->text.data, r->chunk->text.len);
         len += r->chunk->text.len;
         *entries += (uint32_t)r->chunk->n_logprobs;
     }
