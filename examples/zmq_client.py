@@ -22,6 +22,7 @@ class Client:
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, int(timeout_s * 1000))
+        self.socket.setsockopt(zmq.SNDTIMEO, int(timeout_s * 1000))  # a server that refused our keys leaves nobody to send to
         if server_key:
             public, secret = zmq.curve_keypair()
             if client_secret:

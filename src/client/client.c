@@ -127,7 +127,8 @@ void inferd_client_close(struct inferd_client *c)
     }
     if (c->monitor) zmq_close(c->monitor);
     if (c->socket) zmq_close(c->socket);
-    if (c->context) zmq_ctx_term(c->context);
+    while (c->context && zmq_ctx_term(c->context) && errno == EINTR)
+        continue;
     if (c->api_key) explicit_bzero(c->api_key, strlen(c->api_key));
     free(c->api_key);
     free(c);

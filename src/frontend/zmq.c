@@ -12,8 +12,10 @@
 
 enum {
     MESSAGES_PER_TURN = 256,
-    HEARTBEAT_MS = 400, /* PING so often; a peer that answers none for three of them is gone */
-    RETRY_MS = 5,       /* a stuck client is tried again */
+    HEARTBEAT_MS =
+        300, /* PING so often; a peer that sends nothing for SILENCE_MS after one is gone. */
+    SILENCE_MS = 1000, /* With the sweep's 250 ms: noticed within 1.55 s */
+    RETRY_MS = 5,      /* a stuck client is tried again */
     TURN_MS = 250,
     LINGER_MS = 2000, /* at the end: bytes on their way */
 };
@@ -189,7 +191,7 @@ static void *zmq_main(void *arg)
     pthread_setname_np(pthread_self(), "inferd-zmq");
     z->self = pthread_self();
     while (!atomic_load(&z->stopping))
-        turn(z, TURN_MS);
+        turn(z, z->clients ? TURN_MS : -1); /* nobody there: nothing to look after */
     wind_down(z);
     return NULL;
 }
@@ -209,7 +211,7 @@ static enum status set_options(struct zmq_front *z, struct error *err)
     if (!set_int(s, ZMQ_ROUTER_MANDATORY, 1) || !set_int(s, ZMQ_SNDHWM, ZMQ_SEND_HWM) ||
         !set_int(s, ZMQ_RCVHWM, ZMQ_RECEIVE_HWM) || !set_int(s, ZMQ_LINGER, LINGER_MS) ||
         !set_int(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS) ||
-        !set_int(s, ZMQ_HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS) ||
+        !set_int(s, ZMQ_HEARTBEAT_TIMEOUT, SILENCE_MS) ||
         !set_int(s, ZMQ_HEARTBEAT_TTL, 10 * HEARTBEAT_MS) || !set_int(s, ZMQ_HANDSHAKE_IVL, 5000) ||
         zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &largest, sizeof largest))
         return error_set(err, STATUS_IO, "ZeroMQ refused a socket option: %s",
@@ -320,7 +322,8 @@ void zmq_front_destroy(struct zmq_front *z)
     frontend_settle(z->frontend);
     if (z->router) zmq_close(z->router);
     if (z->zap) zmq_close(z->zap);
-    if (z->context) zmq_ctx_term(z->context); /* waits LINGER_MS at most */
+    while (z->context && zmq_ctx_term(z->context) && errno == EINTR)
+        continue; /* it waits LINGER_MS at most */
     remove_files(z);
     zmq_auth_destroy(z->auth);
     if (z->bell.event_fd >= 0) output_bell_fini(&z->bell);

@@ -6,7 +6,7 @@
  *     message ─► api_proto_head ─► zmq_call ─► text pool ─► engine ─► bell ─► call_pump ─► zmq_client.out ─► one message
  *
  * A client is known while it has requests open or answers unsent, by its routing id. It is gone when a send finds no such
- * peer (ROUTER_MANDATORY): heartbeats close dead connections after at most 1.2 s, and a client that is sent nothing for
+ * peer (ROUTER_MANDATORY): heartbeats close dead connections after at most 1.3 s, and a client that is sent nothing for
  * 250 ms gets an empty Batch, so the work of a client that vanished ends within 2 s.
  *
  * Memory: bodies count against the limit of all bodies; of a client that does not read, the socket keeps at most

@@ -425,7 +425,10 @@ void zmq_call_pump(struct zmq_front *z, struct zmq_call *zc)
     bool more = false;
 
     if (!client || (call->state != CALL_STREAM && call->state != CALL_WAITING)) return;
-    if (!zmq_client_has_room(client)) return; /* its ring fills; tried again when there is room */
+    if (!zmq_client_has_room(client)) {
+        if (!client->stuck) zmq_call_again(z, zc); /* after this turn's flush */
+        return; /* stuck: its ring fills; tried again when the socket has room */
+    }
     if (call->state == CALL_STREAM)
         pump_stream(client, call, &more);
     else

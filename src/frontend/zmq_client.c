@@ -95,7 +95,7 @@ void zmq_client_touch(struct zmq_front *z, struct zmq_client *c)
 
 bool zmq_client_has_room(const struct zmq_client *c)
 {
-    return !c->stuck || c->out.len < ZMQ_OUT_SOFT;
+    return c->out.len < ZMQ_OUT_SOFT;
 }
 
 /* --- sending --- */
