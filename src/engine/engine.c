@@ -146,6 +146,17 @@ void engine_probe(struct engine *e)
     notify_signal(e->wake);
 }
 
+void engine_settle(struct engine *e)
+{
+    /* the turn under way, the one that takes the cancellations, and one for what it has left for later */
+    uint64_t until = atomic_load(&e->turns) + 3;
+
+    for (int ms = 0; ms < 1000 && atomic_load(&e->turns) < until; ms++) {
+        notify_signal(e->wake);
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+}
+
 void engine_drain(struct engine *e)
 {
     atomic_store(&e->draining, 1);
