@@ -150,7 +150,9 @@ void engine_probe(struct engine *e)
 
 void engine_settle(struct engine *e)
 {
-    uint64_t wanted = atomic_load(&e->turns) + 2; /* the one that is under way, and a whole one */
+    uint64_t wanted =
+        atomic_load(&e->turns) +
+        3; /* the one under way, the one that takes cancellations, and one for what it has left */
     int64_t until = clock_mono_ns() + 2000000000;
 
     while (atomic_load(&e->turns) < wanted && clock_mono_ns() < until) {

@@ -210,7 +210,8 @@ const char *service_fault(const struct frontend *frontend, char text[96]);
 /* --- io_thread.c --- */
 enum status io_create(struct frontend *frontend, struct io_thread *io, uint32_t number,
                       uint32_t connections_max, struct error *err);
-void io_stop(struct io_thread *io); /* asks; io_destroy waits */
+void io_stop(struct io_thread *io); /* asks; io_join waits */
+void io_join(struct io_thread *io);
 void io_wake(struct io_thread *io); /* a turn soon: it looks at what has changed */
 /* Runs visit(io, ctx) on the I/O thread between two turns and waits for it, 2 s at most. False: it did not come to it. */
 bool io_visit(struct io_thread *io, void (*visit)(struct io_thread *io, void *ctx), void *ctx);

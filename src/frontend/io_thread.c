@@ -599,10 +599,16 @@ void io_stop(struct io_thread *io)
     if (io->wake_fd >= 0) io_wake(io);
 }
 
+void io_join(struct io_thread *io)
+{
+    if (io->started) pthread_join(io->thread, NULL);
+    io->started = false;
+}
+
 void io_destroy(struct io_thread *io)
 {
     if (!io->frontend) return; /* never made */
-    if (io->started) pthread_join(io->thread, NULL);
+    io_join(io);
     if (io->mhd) MHD_stop_daemon(io->mhd);
     while (io->linger_count)
         end_linger(io, io->linger_count - 1);
