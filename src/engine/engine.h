@@ -96,9 +96,9 @@ struct engine_stats {
         kv_tokens;          /* of the blocks that sequences hold: places, and tokens in them */
     uint64_t step_rows_sum; /* rows over all steps */
     uint64_t step_classes[ENGINE_STEP_CLASSES];
-    uint64_t step_ns_sum;   /* device time over all steps */
-    uint64_t host_ns_sum;   /* engine thread's time outside waiting */
-    uint64_t late_mallocs;  /* allocations on the step path after start: stays 0 */
+    uint64_t step_ns_sum;             /* device time over all steps */
+    uint64_t host_ns_sum;             /* engine thread's time outside waiting */
+    uint64_t late_mallocs;            /* allocations on the step path after start: stays 0 */
     uint64_t late_device_allocations; /* device_health.late_allocations: stays 0 */
     int64_t device_memory_drift;      /* device_health.memory_drift */
     uint64_t preemptions,
