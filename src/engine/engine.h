@@ -68,7 +68,8 @@ void engine_end_choice(struct engine *engine, struct request *request, uint32_t 
                        uint32_t kept_tokens);
 
 /* Returns when the engine thread has ended a turn that began after the call: what was cancelled or had ended before it is
- * let go of, and its bell is touched no more. For whoever is about to free a bell. Waits some ms, at most 2 s. */
+ * let go of, and its bell is touched no more. For whoever is about to free a bell. Waits some ms, at most 2 s (an engine that
+ * stands still). Any thread but the engine's. */
 void engine_settle(struct engine *engine);
 
 /* No new submissions (STATUS_CLOSED) from here on; running and waiting ones go on. */
@@ -79,9 +80,6 @@ enum { ENGINE_STEP_CLASSES = 14 };
 extern const uint32_t engine_step_rows[ENGINE_STEP_CLASSES - 1];
 /* Asks the thread for a turn, so that an idle engine shows by last_progress_ns that it lives. Cheap; any thread. */
 void engine_probe(struct engine *engine);
-/* Waits until the thread has done with all that it had to tell about requests cancelled before: after it no bell of theirs is
- * rung, so its memory may go. At most a second, for an engine that stands still. Any thread but the engine's. */
-void engine_settle(struct engine *engine);
 
 /* A consistent-enough picture for /metrics, /ready and logs; each value was true within the last turn. */
 struct engine_stats {

@@ -124,7 +124,6 @@ struct engine {
         late_discarded; /* tokens that an engine_end_choice took back after the choice had ended */
     _Atomic uint64_t notified;     /* device_notify calls that have returned from notify_signal */
     _Atomic uint64_t late_mallocs; /* of the engine thread */
-    _Atomic uint64_t turns; /* finished ones */
     struct published published;
 
     /* the engine thread's */

@@ -428,7 +428,6 @@ void *step_loop(void *engine)
             abort_all(e);
         }
         any = turn(e);
-        atomic_fetch_add(&e->turns, 1);
         e->totals.host_ns_sum += (uint64_t)(clock_mono_ns() - started_ns);
         step_loop_publish(e);
         atomic_fetch_add(&e->turns, 1);

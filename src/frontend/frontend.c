@@ -238,8 +238,7 @@ void frontend_stop(struct frontend *f)
     zmq_front_stop(f->zmq);
     for (uint32_t i = 0; i < f->io_count; i++)
         io_join(&f->io[i]);
-    if (atomic_load(&f->engine))
-        engine_settle(atomic_load(&f->engine)); /* it may be about to ring a bell of theirs */
+    frontend_settle(f); /* the engine may be about to ring a bell of theirs */
     for (uint32_t i = 0; i < f->io_count; i++)
         io_destroy(&f->io[i]);
     zmq_front_destroy(f->zmq);
