@@ -61,3 +61,12 @@ enum status cuda_breakdown(struct device *device, uint32_t rows, uint32_t repeat
     free(f.marks), free(all);
     return e ? error_set(err, STATUS_DEVICE, "breakdown: %s", cudaGetErrorString(e)) : STATUS_OK;
 }
+
+uint32_t cuda_body_launches(const struct device *device, uint32_t rows)
+{
+    const struct cuda_device *d = (const struct cuda_device *)device;
+
+    for (uint32_t i = 0; i < d->b.bucket_count; i++)
+        if (d->b.buckets[i] >= rows && d->graphs[i]) return d->graph_launches[i];
+    return 0;
+}

@@ -12,3 +12,6 @@ enum { CUDA_BREAKDOWN_KINDS = STAGE_SAMPLE + 1 };
  * steps. Errors: STATUS_DEVICE. */
 enum status cuda_breakdown(struct device *device, uint32_t rows, uint32_t repeats,
                            double us[CUDA_BREAKDOWN_KINDS], struct error *err);
+
+/* Launches in the graph of a body of `rows` decodes; 0 where such a step runs launch by launch. */
+uint32_t cuda_body_launches(const struct device *device, uint32_t rows);

@@ -42,6 +42,7 @@ struct cuda_device {
         *tensor_maps;   /* [b.weight_count] by stage.index; NULL where skinny products cannot run */
     uint32_t *gemm_ids; /* [b.weight_count] */
     cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
+    uint32_t graph_launches[CUDA_BUCKETS_MAX]; /* nodes of each */
     char description[160];
     uint64_t memory_bytes; /* all that the GPU has */
 
