@@ -9,7 +9,8 @@
  *          consumer warps each take the 64-column block of their number out of every stage and keep their sums in
  *          registers; at the end of a tile the warps' sums are added in order through shared memory.
  * Input    x is brought to shared memory once per block (normalised, in mma order) where it fits; else each warp
- *          loads its pieces from L2 for every tile.
+ *          loads its pieces from L2 for every tile. What the epilogue needs of the step (bias, rotation, pages) is
+ *          fetched before pdl_wait().
  * Launch   persistent, min(SMs, N / 16) blocks of 17 warps, one per SM.
  * Floor    N*K*2 bytes.
  * Measured H200, November 2026, cold, chained in a graph, M = 1, share of the same run's read rate (4,637 GB/s): 6144x4096
@@ -25,6 +26,7 @@ namespace
 {
 
 constexpr int WARPS = 16, THREADS = WARPS * 32 + 32, BLOCK_BYTES = 2048;
+constexpr uint32_t FEW_ROWS = 4;   /* whose staging is one round of loads as it is */
 constexpr uint32_t SHORT_K = 2048; /* tiles of one or two stages: x of 8 such rows always fits */
 constexpr uint32_t SHARED_MAX = 227 * 1024;
 constexpr uint32_t RING_MIN = 2, RING_MAX = 6, RING_BYTES = 128 * 1024;
@@ -66,8 +68,7 @@ __device__ __forceinline__ uint32_t x_place(uint32_t k, uint32_t m, uint32_t M)
     return (((kb * 2 + j) * M + m) * 4 + q) * 8 + (k & 7);
 }
 
-/* x -> shared memory. Warp w takes columns [w*128, w*128 + 128), then 16 * 128 further on, of every row, so that the sum
- * of squares is added in an order that only K decides. Four rows and two pieces are in flight at once. */
+/* x -> shared memory; four rows and two pieces are in flight at once. */
 template <typename T> __device__ __forceinline__ void stage_plain(const params &p, T *xs)
 {
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -92,7 +93,36 @@ template <typename T> __device__ __forceinline__ void stage_plain(const params &
         }
 }
 
-/* One pass over x: sums of squares to row_ss, and T(x * gain * factor[m]) to shared memory where WRITE. */
+/* The same for more rows: pieces of 256 columns of a row are dealt to all warps, eight in flight each. */
+template <typename T> __device__ __forceinline__ void stage_plain_many(const params &p, T *xs)
+{
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, pieces = (p.K + 255) / 256;
+    const uint32_t units = p.M * pieces; /* of 256 columns of a row */
+    uint32_t m = 0, piece = warp;
+    for (uint32_t u = warp; u < units;) {
+        uint4 v[8];
+        uint32_t to[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++, u += WARPS, piece += WARPS) {
+            to[i] = ~0u;
+            if (u >= units) continue;
+            while (piece >= pieces)
+                piece -= pieces, m++;
+            const uint32_t k = piece * 256 + lane * 8;
+            if (k >= p.K) continue;
+            to[i] = x_place(k, m, p.M);
+            v[i] = load_shared_state((const T *)p.x +
+                                     (uint64_t)(p.row_index ? p.row_index[m] : m) * p.x_stride + k);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (to[i] != ~0u) *(uint4 *)(xs + to[i]) = v[i];
+    }
+}
+
+/* One pass over x: sums of squares to row_ss, and T(x * gain * factor[m]) to shared memory where WRITE. Warp w takes columns
+ * [w*128, w*128 + 128), then 16 * 128 further on, of every row, so that the sum of squares is added in an order that only K
+ * decides. Four rows and two pieces are in flight at once. */
 template <typename T, bool SUM, bool WRITE>
 __device__ __forceinline__ void stage_norm_pass(const params &p, T *xs, float (*row_ss)[WARPS],
                                                 const float *factor)
@@ -154,6 +184,66 @@ __device__ __forceinline__ float row_factor(const params &p, const float *ss)
     return rsqrtf(s / (float)p.x_cols + p.norm_eps);
 }
 
+/* The same where a row has no more pieces of 128 columns than there are warps: (row, piece) pairs are dealt to all of them,
+ * four in flight each. Sums of squares of the same pieces, so of the same bits. */
+template <typename T, bool SUM, bool WRITE>
+__device__ __forceinline__ void stage_norm_short(const params &p, T *xs, float (*row_ss)[WARPS],
+                                                 const float *factor)
+{
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, pieces = (p.K + 127) / 128;
+    const uint32_t units = p.M * pieces;
+
+    if (SUM)
+        for (uint32_t i = threadIdx.x; i < p.M * WARPS; i += WARPS * 32)
+            if (i % WARPS >= pieces) row_ss[i / WARPS][i % WARPS] = 0.f;
+    uint32_t m_next = 0, piece_next = warp;
+    for (uint32_t u = warp; u < units;) {
+        uint4 v[4];
+        uint32_t row[4], piece[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++, u += WARPS, piece_next += WARPS) {
+            row[i] = p.M, piece[i] = 0;
+            v[i] = make_uint4(0, 0, 0, 0);
+            if (u >= units) continue;
+            while (piece_next >= pieces)
+                piece_next -= pieces, m_next++;
+            const uint32_t m = m_next, k = piece_next * 128 + lane * 4;
+            row[i] = m, piece[i] = piece_next;
+            if (k < p.K)
+                v[i] = load_shared_state((const float *)p.x +
+                                         (uint64_t)(p.row_index ? p.row_index[m] : m) * p.x_stride +
+                                         k);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t m = row[i], k = piece[i] * 128 + lane * 4;
+            if (m >= p.M) break;
+            const float x = __uint_as_float(v[i].x), y = __uint_as_float(v[i].y),
+                        z = __uint_as_float(v[i].z), w = __uint_as_float(v[i].w);
+            if (SUM) {
+                const float ss = lanes_sum<32>((x * x + y * y) + (z * z + w * w));
+                if (lane == 0) row_ss[m][piece[i]] = ss;
+            }
+            if (WRITE && k < p.K) {
+                const float4 g = __ldg((const float4 *)(p.norm_gain + k));
+                const float f = factor ? factor[m] : 1.f;
+                *(uint2 *)(xs + x_place(k, m, p.M)) = {pack2<T>(x * f * g.x, y * f * g.y),
+                                                       pack2<T>(z * f * g.z, w * f * g.w)};
+            }
+        }
+    }
+}
+
+template <typename T, bool SUM, bool WRITE>
+__device__ __forceinline__ void stage_norm(const params &p, T *xs, float (*row_ss)[WARPS],
+                                           const float *factor)
+{
+    if (p.M > FEW_ROWS && p.K <= WARPS * 128)
+        stage_norm_short<T, SUM, WRITE>(p, xs, row_ss, factor);
+    else
+        stage_norm_pass<T, SUM, WRITE>(p, xs, row_ss, factor);
+}
+
 /* bf16 keeps its precision at any scale, so 1 / rms waits for the epilogue and x is read once. f16 has a narrow range: a
  * second pass writes the normalised values. */
 template <typename T>
@@ -161,22 +251,26 @@ __device__ __forceinline__ void stage_x(const params &p, T *xs, float (*row_ss)[
                                         float *factor)
 {
     if (!p.norm_gain) {
-        stage_plain<T>(p, xs);
+        if (p.M > FEW_ROWS)
+            stage_plain_many<T>(p, xs);
+        else
+            stage_plain<T>(p, xs);
     } else if (sizeof(T) == 2 && is_bf16<T>()) {
-        stage_norm_pass<T, true, true>(p, xs, row_ss, NULL);
+        stage_norm<T, true, true>(p, xs, row_ss, NULL);
     } else {
-        stage_norm_pass<T, true, false>(p, xs, row_ss, NULL);
+        stage_norm<T, true, false>(p, xs, row_ss, NULL);
         asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
         if (threadIdx.x < p.M) factor[threadIdx.x] = row_factor(p, row_ss[threadIdx.x]);
         asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
-        stage_norm_pass<T, false, true>(p, xs, row_ss, factor);
+        stage_norm<T, false, true>(p, xs, row_ss, factor);
     }
     asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
 }
 
-/* What the epilogue of an output reads, fetched when its tile begins. */
+/* What the epilogue of an output reads, fetched when its tile begins; that of the first before the kernel before has ended:
+ * positions and slots are those of the step. The residual is fetched apart. */
 struct extras {
-    float add;    /* bias, residual */
+    float bias;
     float2 turn;  /* cos, sin; (1, 0): none */
     int32_t slot; /* of the KV pages */
 };
@@ -186,8 +280,7 @@ __device__ __forceinline__ extras fetch_extras(const params &p, uint32_t m, uint
     extras x = {0.f, {1.f, 0.f}, -1};
 
     if (m >= p.M || n >= p.N) return x;
-    if (p.bias) x.add = p.bias[n];
-    if (p.epilogue == SKINNY_RESIDUAL) x.add += ((volatile float *)p.y)[m * p.y_stride + n];
+    if (p.bias) x.bias = p.bias[n];
     if (p.epilogue == SKINNY_QKV) {
         const struct skinny_qkv &a = p.qkv;
         const uint32_t e = n % a.head_dim;
@@ -228,10 +321,10 @@ __device__ __forceinline__ void write_qkv(const params &p, uint32_t m, uint32_t 
 
 template <typename T>
 __device__ __forceinline__ void write_out(const params &p, uint32_t m, uint32_t n, float v,
-                                          const extras &x)
+                                          float residual, const extras &x)
 {
     const bool valid = m < p.M && n < p.N;
-    v += x.add;
+    v += x.bias + residual;
     const float partner = __shfl_xor_sync(~0u, v, 1);
     if (!valid) return;
     switch (p.epilogue) {
@@ -265,6 +358,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     auto *red = (reduce_buffer<NT, RT> *)(shared + p.stages * stage_bytes);
     T *xs = (T *)((unsigned char *)red + (sizeof(reduce_buffer<NT, RT>) + 15) / 16 * 16);
 
+    pdl_trigger();
     if (t == 0) {
         for (uint32_t s = 0; s < p.stages; s++) {
             mbarrier_init(&full[s], 1);
@@ -273,7 +367,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         mbarrier_init_fence();
     }
     __syncthreads();
-    pdl_trigger();
 
     if (warp == WARPS) { /* the producer: weights depend on nobody */
         if (lane == 0) {
@@ -293,19 +386,25 @@ __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
 
-    pdl_wait();
-    if (STAGED) stage_x<T>(p, xs, red->row_ss, red->factor);
     /* the output of a tile that this thread writes, once the warps' sums are there */
     const uint32_t my_rt = t / (128 * NT), my_m = t % (128 * NT) / 16, my_n = t % 16;
+    uint32_t my_tile = blockIdx.x + my_rt * gridDim.x;
+    extras more;
+    if (my_rt < RT && my_tile < tiles) more = fetch_extras(p, my_m, my_tile * 16 + my_n);
+    pdl_wait();
+    if (STAGED) stage_x<T>(p, xs, red->row_ss, red->factor);
     const bool late_norm = STAGED && is_bf16<T>() && p.norm_gain;
     const float norm_factor =
         late_norm && t < 128 * NT * RT && my_m < p.M ? row_factor(p, red->row_ss[my_m]) : 1.f;
 
     uint32_t s = 0, phase = 0, buffer = 0;
     for (uint32_t first = blockIdx.x; first < tiles; first += gridDim.x * RT) {
-        const uint32_t my_tile = first + my_rt * gridDim.x;
-        extras more;
-        if (my_rt < RT && my_tile < tiles) more = fetch_extras(p, my_m, my_tile * 16 + my_n);
+        my_tile = first + my_rt * gridDim.x;
+        const bool my_output = my_rt < RT && my_tile < tiles;
+        if (my_output && first != blockIdx.x) more = fetch_extras(p, my_m, my_tile * 16 + my_n);
+        float residual = 0.f;
+        if (my_output && p.epilogue == SKINNY_RESIDUAL && my_m < p.M && my_tile * 16 + my_n < p.N)
+            residual = ((volatile float *)p.y)[my_m * p.y_stride + my_tile * 16 + my_n];
 #pragma unroll
         for (int rt = 0; rt < RT; rt++) {
             if (first + rt * gridDim.x >= tiles) break;
@@ -364,13 +463,12 @@ __global__ void __launch_bounds__(THREADS, 1)
             }
         }
         asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
-        if (my_rt < RT && my_tile < tiles &&
-            my_m / 2 * 2 < p.M) { /* a warp writes two rows of 16 */
+        if (my_output && my_m / 2 * 2 < p.M) { /* a warp writes two rows of 16 */
             float v = 0.f;
 #pragma unroll
             for (int w = 0; w < WARPS; w++)
                 v += red->sum[buffer][my_rt][w][my_m][my_n];
-            write_out<T>(p, my_m, my_tile * 16 + my_n, v * norm_factor, more);
+            write_out<T>(p, my_m, my_tile * 16 + my_n, v * norm_factor, residual, more);
         }
         buffer ^= 1;
     }

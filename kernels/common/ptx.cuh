@@ -125,6 +125,34 @@ __device__ __forceinline__ void tma_load_3d(void *dst, const void *map, uint64_t
 #endif
 }
 
+/* --- clusters, sm_90: blocks that see each other's shared memory --- */
+__device__ __forceinline__ uint32_t cluster_rank()
+{
+    uint32_t r = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
+    return r;
+}
+/* All threads of all blocks of the cluster; what was written before is seen after. */
+__device__ __forceinline__ void cluster_sync()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
+}
+/* Where the same variable lies in another block of the cluster. */
+template <typename P> __device__ __forceinline__ P *cluster_peer(P *p, uint32_t rank)
+{
+    P *r = p;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(p), "r"(rank));
+#endif
+    return r;
+}
+
 /* --- tensor cores --- */
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr)
 {

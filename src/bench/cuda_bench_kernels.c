@@ -404,10 +404,13 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
                                .seed = 7};
     struct slot_params plain = {
         .temperature = 1, .top_p = 1, .min_p_log = -INFINITY, .repetition_penalty = 1};
-    for (uint32_t rows = 1; rows <= 64; rows *= 64) {
+    struct slot_params nucleus = full;
+    nucleus.top_k = 0;
+    for (uint32_t rows = 1; rows <= 256; rows *= rows == 1 ? 64 : 4) {
         sample_case(&b, "greedy", 128256, rows, greedy);
         sample_case(&b, "temperature", 128256, rows, plain);
         sample_case(&b, "top-k top-p", 128256, rows, full);
+        sample_case(&b, "top-p", 128256, rows, nucleus);
     }
     cudaFree(b.pool), cudaFree(b.small);
     return STATUS_OK;

@@ -259,21 +259,22 @@ enum status bench_decode(const struct cuda_limits *limits, const struct cuda_ben
             }
         best = ms[SETS / 2];
         double rate = step_bytes_read(&r, o->batch, (uint32_t)at) / best * 1e-6;
+        double launches = (double)cuda_graph_launches(r.device, o->batch) / r.plan->layers;
         printf(
             "{\"bench\": \"decode\", \"model\": \"%s\", \"batch\": %u, \"context\": %u, "
             "\"graphs\": %s, "
             "\"ms_per_step\": %.4f, \"tok_s\": %.1f, \"read_gb_s\": %.0f, \"share_of_read\": %.3f, "
-            "\"host_us_per_step\": %.1f, \"ready_s\": %.2f}\n",
+            "\"host_us_per_step\": %.1f, \"launches_per_layer\": %.2f, \"ready_s\": %.2f}\n",
             o->model, o->batch, o->context, o->eager ? "false" : "true", best,
             o->batch * 1e3 / best, rate, rate / limits->read_gb_s,
-            (double)r.host_ns * 1e-3 / (SETS * o->steps), r.ready_s);
+            (double)r.host_ns * 1e-3 / (SETS * o->steps), launches, r.ready_s);
         fprintf(stderr,
                 "decode %s B %u ctx %u%s: %.4f ms/step (%.4f..%.4f), %.1f tok/s, %.0f GB/s = %.2f "
                 "of read, host %.1f us, "
-                "ready %.2f s\n",
+                "%.2f launches a layer, ready %.2f s\n",
                 o->model, o->batch, o->context, o->eager ? " eager" : "", best, ms[0], ms[SETS - 1],
                 o->batch * 1e3 / best, rate, rate / limits->read_gb_s,
-                (double)r.host_ns * 1e-3 / (SETS * o->steps), r.ready_s);
+                (double)r.host_ns * 1e-3 / (SETS * o->steps), launches, r.ready_s);
     }
     if (!st && o->breakdown) st = print_breakdown(&r, best, err);
     close_runner(&r);

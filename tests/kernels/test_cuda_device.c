@@ -2,7 +2,8 @@
  * Method: the tiny golden models (golden/README-models.md) through device_submit and device_wait. Models stored in bf16 or
  * f16 must be no farther from the float32 reference than transformers computing in that type (times 1.5, for luck);
  * others, rounded to f16 at load, within a fixed distance. Decode gives the same bytes alone and among 16, with graphs
- * and without, and again after a second open. What runs ahead of its tokens gives what does not. */
+ * and without, and again after a second open; so do a thousand steps of changing rows and tables. What runs ahead of its
+ * tokens gives what does not. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -321,6 +322,86 @@ TEST(decode_gives_the_same_bytes_in_any_company_and_without_graphs)
     check_company("models/qwen2_gqa7-f16", DTYPE_F16);
     check_company("models/qwen3_qknorm-bf16", DTYPE_BF16);
     check_company("models/mistral_window", DTYPE_F16);
+}
+
+/* Decode steps of 1..16 rows at random, sequences that end and come back in other blocks: a hash of each step's logits. */
+enum { REPLAYS = 1000, REPLAY_SLOTS = 16, REPLAY_TOKENS = 50 };
+
+static uint64_t hash_bytes(const void *bytes, size_t count)
+{
+    const uint32_t *at = bytes;
+    uint64_t hash = 14695981039346656037ull;
+
+    for (size_t i = 0; i < count / 4; i++)
+        hash = (hash ^ at[i]) * 1099511628211ull;
+    return hash;
+}
+
+static void other_blocks(struct harness *h, uint32_t slot)
+{
+    for (uint32_t g = 0; g < h->plan->group_count; g++) {
+        uint32_t *blocks = h->blocks[g] + slot * h->per_slot[g], first = blocks[0];
+        memmove(blocks, blocks + 1, (h->per_slot[g] - 1) * sizeof *blocks);
+        blocks[h->per_slot[g] - 1] = first;
+    }
+}
+
+static void replay(const char *path, enum dtype type, bool eager, uint64_t hashes[REPLAYS])
+{
+    struct harness_options options = {
+        .device = {.kind = DEVICE_CUDA, .compute_dtype = type, .enforce_eager = eager}};
+    uint32_t done[REPLAY_SLOTS] = {0}, state = 4711;
+    struct harness h;
+
+    harness_open(&h, path, &options);
+    for (uint32_t k = 0; k < REPLAYS; k++) {
+        struct step *step = harness_step(&h);
+        uint32_t rows = 1 + (state = state * 1664525u + 1013904223u) / 65536 % REPLAY_SLOTS;
+        step->flags = STEP_KEEP_LOGITS;
+        for (uint32_t i = 0; i < rows; i++) {
+            uint32_t slot = (k * 3 + i) % REPLAY_SLOTS;
+            int32_t token = (int32_t)((k * 31 + slot * 7 + done[slot]) % h.plan->vocab_tokens);
+            if (done[slot] == REPLAY_TOKENS) done[slot] = 0;
+            if (!done[slot]) {
+                other_blocks(&h, slot);
+                harness_open_slot(&h, step, slot, NULL, REPLAY_TOKENS);
+            }
+            harness_segment(step, slot, &token, 1, done[slot]++, 0, 1);
+        }
+        harness_submit(&h, step);
+        hashes[k] = hash_bytes(harness_wait(&h, step->seq_no)->logits,
+                               (size_t)rows * h.plan->vocab_rows * sizeof(float));
+        device_release(h.device, step->seq_no);
+    }
+    harness_close(&h);
+}
+
+TEST(a_thousand_replays_with_changing_tables_give_the_bytes_of_single_launches)
+{
+    static const struct {
+        const char *name;
+        enum dtype type;
+    } models[] = {{"models/llama_plain-f16", DTYPE_F16}, {"models/qwen2_gqa7-bf16", DTYPE_BF16}};
+    static uint64_t hashes[3][REPLAYS];
+
+    if (!have_gpu()) skip();
+    for (size_t i = 0; i < 2; i++) {
+        char path[4096];
+        const char *found = test_golden(models[i].name);
+        if (!found) {
+            print_message("  skipped %s: not found\n", models[i].name);
+            continue;
+        }
+        snprintf(path, sizeof path, "%s", found);
+        for (int run = 0; run < 3; run++) /* graphs, graphs again, launch by launch */
+            replay(path, models[i].type, run == 2, hashes[run]);
+        for (uint32_t k = 0; k < REPLAYS; k++) {
+            if (hashes[1][k] != hashes[0][k])
+                fail_msg("%s: step %u has other bytes the second time", models[i].name, k);
+            if (hashes[2][k] != hashes[0][k])
+                fail_msg("%s: step %u has other bytes without graphs", models[i].name, k);
+        }
+    }
 }
 
 TEST(steps_that_run_ahead_draw_what_the_logits_say)

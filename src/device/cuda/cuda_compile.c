@@ -145,13 +145,13 @@ static cudaError_t capture(struct cuda_device *d, uint32_t bucket)
     struct cuda_forward f = {
         .rows = rows, .decode_rows = rows, .outputs = rows < d->b.outputs ? rows : d->b.outputs};
     cudaGraph_t graph = NULL;
+    size_t nodes = 0;
     cudaError_t e = cudaStreamBeginCapture(d->ctx.stream, cudaStreamCaptureModeThreadLocal), inside;
 
     if (e) return e;
     inside = cuda_forward_run(d, &f);
     e = cudaStreamEndCapture(d->ctx.stream, &graph);
     if (!e) e = inside;
-    size_t nodes = 0;
     if (!e) e = cudaGraphGetNodes(graph, NULL, &nodes);
     d->graph_launches[bucket] = (uint32_t)nodes;
     if (!e) e = cudaGraphInstantiate(&d->graphs[bucket], graph, 0);
