@@ -19,18 +19,27 @@ def missing():
 
 class Browser:
     def __init__(self, profile, width=1280, height=900):
-        self.driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                       text=True)
-        for line in self.driver.stdout:
-            if "on port" in line and "success" in line:
-                self.base = f"http://127.0.0.1:{int(line.rsplit('port', 1)[1].strip(' .' + chr(10)))}"
+        for _ in range(5):  # the port that it picks for IPv4 may be taken for IPv6: then it ends
+            if self._start_driver():
                 break
+        else:
+            raise RuntimeError("chromedriver did not start in five attempts")
         args = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
                 f"--user-data-dir={profile}", f"--window-size={width},{height}"]
         made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": {
             "browserName": "chrome", "goog:chromeOptions": {"args": args, "binary": shutil.which("chromium")},
             "goog:loggingPrefs": {"browser": "ALL"}}}})
         self.session = f"/session/{made['sessionId']}"
+
+    def _start_driver(self):
+        self.driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                       text=True)
+        for line in self.driver.stdout:
+            if "on port" in line and "success" in line:
+                self.base = f"http://127.0.0.1:{int(line.rsplit('port', 1)[1].strip(' .' + chr(10)))}"
+                return True
+        self.driver.wait()
+        return False
 
     def _call(self, method, path, body=None):
         data = None if body is None else json.dumps(body).encode()
