@@ -37,12 +37,19 @@ stage() {
 set_up() { set -e; if [ $LONG = 1 ]; then setup_packages long; else setup_packages test; fi; setup_model; setup_prometheus; setup_python; }
 build() { (set -e; INFERD_BUILD_TESTS=1 setup_build "$@"); }
 release_tests() { ctest --test-dir build/release --output-on-failure -j2 -LE fuzz; }
-end_to_end() { "$PYTHON" -m pytest -q -p no:cacheprovider tests/e2e; }
+# Two processes of pytest, each with files of its own and daemons of its own; then what has bounds in time, by itself.
+e2e() {
+    local marks=${1:+"$1 and "} failed=0
+    "$PYTHON" -m pytest -q -p no:cacheprovider -n 2 --dist loadfile -m "${marks}not alone" tests/e2e || failed=1
+    "$PYTHON" -m pytest -q -p no:cacheprovider -m "${marks}alone" tests/e2e || failed=1
+    return $failed
+}
+end_to_end() { e2e ""; }
 asan_tests() { ctest --test-dir build/asan --output-on-failure -j2 -LE 'fuzz|slow'; }
 asan_fuzz() { INFERD_FUZZ_SECONDS=$FUZZ_SECONDS ctest --test-dir build/asan --output-on-failure -j2 -L fuzz; }
-asan_e2e() { INFERD_BIN=build/asan/bin/inferd "$PYTHON" -m pytest -q -p no:cacheprovider -m sanitizer tests/e2e; }
+asan_e2e() { INFERD_BIN=build/asan/bin/inferd e2e sanitizer; }
 tsan_tests() { ctest --test-dir build/tsan --output-on-failure -j2 -LE 'fuzz|slow'; }
-tsan_e2e() { INFERD_BIN=build/tsan/bin/inferd "$PYTHON" -m pytest -q -p no:cacheprovider -m sanitizer tests/e2e; }
+tsan_e2e() { INFERD_BIN=build/tsan/bin/inferd e2e sanitizer; }
 
 set_up || { echo "setting up failed" >&2; exit 1; }
 stage "release: build" build release

@@ -25,7 +25,7 @@ LONG = os.environ.get("INFERD_TEST_LONG", "0") not in ("", "0")
 
 def binary():
     given = os.environ.get("INFERD_BIN")
-    found = [pathlib.Path(given)] if given else [ROOT / "build/release/bin/inferd", ROOT / "build/release/tests/mini_daemon"]
+    found = [pathlib.Path(given).resolve()] if given else [ROOT / "build/release/bin/inferd", ROOT / "build/release/tests/mini_daemon"]
     for path in found:
         if path.exists():
             return path
@@ -42,6 +42,19 @@ def mini_daemon():
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "sanitizer: also run against the ASan and TSan builds")
+    config.addinivalue_line("markers", "alone: has bounds in time, so nothing else runs beside it")
+
+
+# Files whose tests have bounds in time: tests/run.sh runs them with nothing beside them.
+ALONE = {"test_drills.py", "test_fault_drill.py", "test_upgrade.py", "test_disconnect_drain.py", "test_contract_19_drain.py",
+         "test_simulate.py", "test_notify.py"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.name in ALONE:
+            item.add_marker("alone")
 
 
 def model_path():
