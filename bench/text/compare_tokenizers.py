@@ -170,6 +170,8 @@ def main():
     makers = {n: m for n, m in makers.items() if n not in args.skip.split(",")}
     good = True
     print("%s, seed %d, %d rounds; MB/s, first time / again" % (args.tokenizer, args.seed, args.rounds))
+    print("two cores, nothing shared, over one: %(median)s (%(least)s to %(most)s): the limit of a factor of two threads" %
+          json.loads(subprocess.check_output([args.bench, "machine"])), flush=True)
     for name, source in (("English", english), ("code", code), ("Chinese", chinese)):
         texts = pieces(source(random.Random(args.seed)), args.bytes)
         path = os.path.join(folder, name)

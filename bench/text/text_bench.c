@@ -5,6 +5,8 @@
  *                                            documents t, t + THREADS, ...
  *     text-bench prompt MODEL FILE CHARS     a system prompt of CHARS characters in ChatML: first time and again
  *     text-bench stream MODEL FILE           detokenising and SSE encoding of the tokens of FILE, one event each
+ *     text-bench machine                     how much more two cores do than one here, with nothing shared: the limit of
+ *                                            any factor of two threads
  * Prints one JSON object. compare_tokenizers.py runs it beside other libraries. */
 #include <pthread.h>
 #include <stdio.h>
@@ -234,6 +236,65 @@ static void run_stream(const struct tokenizer *tok, const struct chat *chat,
     request_unref(answer.request);
 }
 
+static int by_factor(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* --- the machine's own factor --- */
+
+enum { PROBE_WORDS = 1 << 18, PROBES = 60000000 };
+
+/* Dependent look-ups in 1 MiB of the thread's own, with branches that nobody foretells: a tokenizer's kind of work. */
+static void *probe(void *words)
+{
+    const uint32_t *at = words;
+    uint64_t state = 88172645463325252u, sum = 0;
+
+    for (int i = 0; i < PROBES; i++) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        uint32_t v = at[(state + sum) & (PROBE_WORDS - 1)];
+        if (v & 1)
+            sum += v;
+        else
+            sum ^= state;
+    }
+    return (void *)(uintptr_t)(sum & 1);
+}
+
+static void run_machine(void)
+{
+    uint32_t *words[2];
+    double factors[5];
+
+    for (int k = 0; k < 2; k++) {
+        words[k] = malloc(PROBE_WORDS * sizeof *words[k]);
+        if (!words[k]) fail("no memory");
+        for (int i = 0; i < PROBE_WORDS; i++)
+            words[k][i] = (uint32_t)rand();
+    }
+    for (int r = 0; r < 5; r++) {
+        pthread_t threads[2];
+        int64_t begin = clock_mono_ns();
+        probe(words[0]);
+        int64_t middle = clock_mono_ns();
+
+        for (int k = 0; k < 2; k++)
+            if (pthread_create(&threads[k], NULL, probe, words[k])) fail("no thread");
+        for (int k = 0; k < 2; k++)
+            pthread_join(threads[k], NULL);
+        factors[r] = 2 * (double)(middle - begin) / (double)(clock_mono_ns() - middle);
+    }
+    qsort(factors, 5, sizeof *factors, by_factor);
+    printf("{\"least\":%.2f,\"median\":%.2f,\"most\":%.2f}\n", factors[0], factors[2], factors[4]);
+    free(words[0]);
+    free(words[1]);
+}
+
 int main(int argc, char **argv)
 {
     struct weights *weights = NULL;
@@ -241,8 +302,13 @@ int main(int argc, char **argv)
     struct chat *chat = NULL;
     struct error err;
 
+    if (argc == 2 && strcmp(argv[1], "machine") == 0) {
+        run_machine();
+        return 0;
+    }
     if (argc < 4)
-        fail("usage: encode MODEL FILE THREADS | prompt MODEL FILE CHARS | stream MODEL FILE");
+        fail("usage: encode MODEL FILE THREADS | prompt MODEL FILE CHARS | stream MODEL FILE | "
+             "machine");
     if (weights_open(argv[2], WEIGHTS_CONFIG_ONLY, &weights, &err) ||
         tokenizer_open(weights, &tok, &err) ||
         chat_open(weights, tok, slice_of(NULL, 0), &chat, &err))
