@@ -76,8 +76,11 @@ static cudaError_t run_embed(struct walk *w, const struct cuda_stage *s)
     struct cuda_buffers *b = &w->d->b;
     struct embed_args a = {w->f->rows,           w->d->plan->hidden,   b->tokens, b->embed.at,
                            b->embed.cols_padded, s->plan->embed.scale, b->x,      b->hidden_stride};
+    struct kernel_context ctx = w->d->ctx;
 
-    return embed(&w->d->ctx, &a);
+    /* Not before state_rows is done and seen: products and attention read positions, slots and tables before their own wait. */
+    ctx.pdl = false;
+    return embed(&ctx, &a);
 }
 
 static void *layer_pool(const struct walk *w, uint32_t group, uint32_t layer)
