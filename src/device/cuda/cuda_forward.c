@@ -155,7 +155,7 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     const struct stage_attn *p = &s->plan->attn;
     struct cuda_device *d = w->d;
     struct cuda_buffers *b = &d->b;
-    bool chunks_general = w->f->has_chunks && !prefill_attention_fits(&d->ctx, p->head_dim);
+    bool tiled = prefill_attention_fits(&d->ctx, p->head_dim);
     struct attention_args a = {
         .rows = w->f->rows,
         .heads = p->heads,
@@ -177,14 +177,15 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     };
     cudaError_t e = cudaSuccess;
 
-    if (chunks_general || !paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
+    if (w->f->has_chunks && !tiled) return attention_general(&d->ctx, &a);
     if (w->f->tile_count) e = prefill_attention(&d->ctx, &a, w->f->tiles, w->f->tile_count);
     if (e || !w->f->decode_rows) return e;
+    a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
+    if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
         b->partial, b->partial_ml, (uint32_t *)b->counters,
         cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
         w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
-    a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     return paged_decode(&d->ctx, &a, &scratch);
 }
 
