@@ -77,7 +77,7 @@ struct cuda_forward {
     uint32_t decode_rows;       /* one-row segments; all rows where row_list is NULL */
     const int32_t *decode_list; /* device */
     const struct prefill_tile *tiles;
-    uint32_t tile_count; /* tiles of `tile_group` heads per KV head */
+    uint32_t tile_count;
     bool has_chunks;     /* segments of several rows */
     cudaEvent_t *marks;  /* NULL, or [stage_count]: recorded behind each stage */
 };
