@@ -27,7 +27,7 @@ struct attention_args {
     uint64_t kv_blocks;       /* in it; prefill_attention only */
     const int32_t *positions; /* [rows]; -1: a padding row, whose output is left alone */
     const int32_t *slots;     /* [rows] */
-    const int32_t *row_list;  /* paged_decode: [rows] indices of the rows meant; NULL: 0..rows-1 */
+    const int32_t *row_list;  /* [rows] indices of the rows meant; NULL: 0..rows-1 */
     const int32_t *tables;    /* [slots, table_stride] block ids */
     uint32_t table_stride;
 };

@@ -18,11 +18,12 @@ __global__ void __launch_bounds__(WARPS * 32)
 {
     __shared__ float so[WARPS][DIMS * 32], sm[WARPS], sl[WARPS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int head = blockIdx.x, row = blockIdx.y, D = a.head_dim;
+    const int head = blockIdx.x, D = a.head_dim;
     const int kv_head = head / (a.heads / a.kv_heads);
 
     pdl_trigger();
     pdl_wait();
+    const int row = a.row_list ? a.row_list[blockIdx.y] : (int)blockIdx.y;
     const int pos = a.positions[row];
     if (pos < 0) return;
     const int lo = a.window && pos + 1 > (int)a.window ? pos + 1 - (int)a.window : 0;

@@ -188,6 +188,17 @@ static void decode_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads
     if (general) {
         EXPECT_CUDA(attention_general(&ctx, &a));
         check(&s, &ctx, a.out, "general");
+        uint16_t *all = malloc(bytes), *alone = malloc(bytes);
+        int32_t last = ROWS - 1;
+        struct attention_args one = a;
+        one.rows = 1, one.row_list = gpu_upload(&last, 4), one.out = gpu_poisoned(bytes);
+        gpu_download(&ctx, a.out, all, bytes);
+        EXPECT_CUDA(attention_general(&ctx, &one));
+        gpu_download(&ctx, one.out, alone, bytes);
+        size_t at = (size_t)last * heads * dim;
+        EXPECT_TRUE(memcmp(all + at, alone + at, (size_t)heads * dim * 2) == 0);
+        EXPECT_EQ(alone[0], 0xffff); /* no other row is written */
+        free(all), free(alone);
     } else {
         for (uint32_t splits = 1; splits <= 16; splits += 5) {
             struct decode_scratch scratch = {gpu_poisoned((size_t)ROWS * heads * splits * dim * 4),

@@ -31,7 +31,9 @@ void cuda_free_all(struct cuda_device *d)
     for (uint32_t i = 0; i < CUDA_STEPS_MAX; i++) {
         if (d->flights[i].uploaded) cudaEventDestroy(d->flights[i].uploaded);
         if (d->flights[i].done) cudaEventDestroy(d->flights[i].done);
+        d->flights[i].uploaded = d->flights[i].done = NULL;
     }
+    memset(d->graphs, 0, sizeof d->graphs); /* called again by close where compiling failed */
     cuda_gemm_close(d->gemm);
     cuda_memory_give_back(&d->memory);
     free(d->tensor_maps), free(d->gemm_ids), free(d->b.stages);
@@ -160,14 +162,29 @@ static cudaError_t capture(struct cuda_device *d, uint32_t bucket)
     return e;
 }
 
+/* The body as steps with a part of a prompt run it, on padding. Which fused product runs depends on the number of rows, and
+ * such steps are not rounded up to a bucket: each number that has them, then one for the library's. */
+static cudaError_t pass_chunks(struct cuda_device *d, const struct prefill_tile *tiles)
+{
+    struct cuda_forward f = {.tiles = tiles, .tile_count = 1, .has_chunks = true};
+    cudaError_t e = cudaSuccess;
+
+    for (uint32_t i = 1; !e && i <= CUDA_SKINNY_ROWS + 1; i++) {
+        f.rows = i <= CUDA_SKINNY_ROWS ? i : 64;
+        if (f.rows > d->b.rows) f.rows = d->b.rows;
+        f.outputs = f.rows < d->b.outputs ? f.rows : d->b.outputs;
+        e = cuda_forward_run(d, &f);
+    }
+    return e;
+}
+
 /* Runs every kernel that a step may want, on padding alone: the first launch of a kernel loads it, which takes device
  * memory and must not happen while serving or inside a capture. */
 static cudaError_t first_pass(struct cuda_device *d)
 {
     struct slot_state state = cuda_slot_state(d);
+    struct state_rows_args no_rows = {0};
     struct prefill_tile tile = {0};
-    struct cuda_forward f = {
-        .rows = d->b.rows < 64 ? d->b.rows : 64, .outputs = 1, .tile_count = 1, .has_chunks = true};
     struct sample_args sample = {.rows = 1,
                                  .round = UINT32_MAX,
                                  .in = (const struct sample_row *)d->b.flights[0].image,
@@ -182,8 +199,8 @@ static cudaError_t first_pass(struct cuda_device *d)
     if (!e)
         e = cudaMemcpyAsync(d->b.flights[0].image, &tile, sizeof tile, cudaMemcpyHostToDevice,
                             d->ctx.stream);
-    f.tiles = (const struct prefill_tile *)d->b.flights[0].image;
-    if (!e) e = cuda_forward_run(d, &f);
+    if (!e) e = state_rows(&d->ctx, &no_rows);
+    if (!e) e = pass_chunks(d, (const struct prefill_tile *)d->b.flights[0].image);
     if (!e) e = sample_rows(&d->ctx, &sample);
     if (!e) e = cudaMemsetAsync(d->b.flights[0].image, 0, 4096, d->ctx.stream);
     if (!e)

@@ -77,9 +77,9 @@ struct cuda_forward {
     uint32_t decode_rows;       /* one-row segments; all rows where row_list is NULL */
     const int32_t *decode_list; /* device */
     const struct prefill_tile *tiles;
-    uint32_t tile_count; /* tiles of `tile_group` heads per KV head */
-    bool has_chunks;     /* segments of several rows */
-    cudaEvent_t *marks;  /* NULL, or [stage_count]: recorded behind each stage */
+    uint32_t tile_count;
+    bool has_chunks;    /* segments of several rows */
+    cudaEvent_t *marks; /* NULL, or [stage_count]: recorded behind each stage */
 };
 /* Enqueues the body, from embedding to logits, on d->ctx.stream. */
 cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f);

@@ -76,8 +76,11 @@ static cudaError_t run_embed(struct walk *w, const struct cuda_stage *s)
     struct cuda_buffers *b = &w->d->b;
     struct embed_args a = {w->f->rows,           w->d->plan->hidden,   b->tokens, b->embed.at,
                            b->embed.cols_padded, s->plan->embed.scale, b->x,      b->hidden_stride};
+    struct kernel_context ctx = w->d->ctx;
 
-    return embed(&w->d->ctx, &a);
+    /* Not before state_rows is done and seen: products and attention read positions, slots and tables before their own wait. */
+    ctx.pdl = false;
+    return embed(&ctx, &a);
 }
 
 static void *layer_pool(const struct walk *w, uint32_t group, uint32_t layer)
@@ -152,7 +155,7 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     const struct stage_attn *p = &s->plan->attn;
     struct cuda_device *d = w->d;
     struct cuda_buffers *b = &d->b;
-    bool chunks_general = w->f->has_chunks && !prefill_attention_fits(&d->ctx, p->head_dim);
+    bool tiled = prefill_attention_fits(&d->ctx, p->head_dim);
     struct attention_args a = {
         .rows = w->f->rows,
         .heads = p->heads,
@@ -174,14 +177,15 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     };
     cudaError_t e = cudaSuccess;
 
-    if (chunks_general || !paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
+    if (w->f->has_chunks && !tiled) return attention_general(&d->ctx, &a);
     if (w->f->tile_count) e = prefill_attention(&d->ctx, &a, w->f->tiles, w->f->tile_count);
     if (e || !w->f->decode_rows) return e;
+    a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
+    if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
         b->partial, b->partial_ml, (uint32_t *)b->counters,
         cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
         w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
-    a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     return paged_decode(&d->ctx, &a, &scratch);
 }
 

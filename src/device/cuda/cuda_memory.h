@@ -12,12 +12,12 @@
 
 #include "device/cuda/cuda_layout.h"
 
-/* Where the driver's memory goes, in order of compiling. */
+/* Where the driver's memory goes. */
 enum cuda_phase {
     CUDA_PHASE_CONTEXT, /* opening: the context and its streams */
     CUDA_PHASE_REGIONS, /* our own pieces, and what their rounding to pages costs */
     CUDA_PHASE_LIBRARY, /* cuBLASLt: handle, its kernels */
-    CUDA_PHASE_KERNELS, /* our kernels' code, loaded by their first run */
+    CUDA_PHASE_KERNELS, /* our kernels' code, loaded by their first run: while weights are made, and before graphs */
     CUDA_PHASE_GRAPHS,
     CUDA_PHASE_COUNT
 };

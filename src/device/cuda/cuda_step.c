@@ -116,16 +116,40 @@ static uint32_t group_size(const struct cuda_device *d)
 }
 
 /* By the position of a tile's first row: what it costs. Ties in the order of rows, so that the list is always the same. */
-static int longest_first(const void *a, const void *b, void *group)
+static int longest_first(const struct prefill_tile *x, const struct prefill_tile *y, int32_t group)
 {
-    const struct prefill_tile *x = a, *y = b;
-    int32_t heads = (int32_t) * (const uint32_t *)group;
-    int32_t ends[2] = {x->position + x->pair / heads, y->position + y->pair / heads};
+    int32_t ends[2] = {x->position + x->pair / group, y->position + y->pair / group};
 
     if (ends[0] != ends[1]) return ends[0] < ends[1] ? 1 : -1;
     return x->first_row != y->first_row
                ? (x->first_row > y->first_row) - (x->first_row < y->first_row)
                : (x->pair > y->pair) - (x->pair < y->pair);
+}
+
+/* To its place below `at` in a heap of `count` tiles whose root is the last in that order. */
+static void sift_down(struct prefill_tile *tiles, uint32_t at, uint32_t count, int32_t group)
+{
+    struct prefill_tile moving = tiles[at];
+
+    for (uint32_t child; (child = 2 * at + 1) < count; at = child) {
+        if (child + 1 < count && longest_first(&tiles[child], &tiles[child + 1], group) < 0)
+            child++;
+        if (longest_first(&moving, &tiles[child], group) >= 0) break;
+        tiles[at] = tiles[child];
+    }
+    tiles[at] = moving;
+}
+
+/* In place: qsort takes memory for what is longer than a kilobyte, and 2,048 rows have more tiles than that. */
+static void sort_tiles(struct prefill_tile *tiles, uint32_t count, int32_t group)
+{
+    for (uint32_t i = count / 2; i-- > 0;)
+        sift_down(tiles, i, count, group);
+    for (uint32_t last = count; last-- > 1;) {
+        struct prefill_tile kept = tiles[last];
+        tiles[last] = tiles[0], tiles[0] = kept;
+        sift_down(tiles, 0, last, group);
+    }
 }
 
 static void pack_segments(struct cuda_device *d, const struct step *step, struct packer *p,
@@ -161,7 +185,7 @@ static void pack_segments(struct cuda_device *d, const struct step *step, struct
                 (struct prefill_tile){(int32_t)s->first_row, (int32_t)s->rows,
                                       (int32_t)s->context_len, (int32_t)s->slot, (int32_t)pair};
     }
-    qsort_r(tile, tiles, sizeof *tile, longest_first, &group);
+    sort_tiles(tile, tiles, (int32_t)group);
 }
 
 static const void *pack_rows(const struct step *step, struct packer *p)
