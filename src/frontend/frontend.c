@@ -199,6 +199,7 @@ void frontend_drain(struct frontend *f)
 
 void frontend_refuse(struct frontend *f)
 {
+    atomic_store(&f->leaving, true);
     if (shares_socket(f))
         atomic_store(&f->accepting, false);
     else
@@ -211,7 +212,10 @@ void frontend_resume(struct frontend *f)
     if (f->options.reuse_port) listen_steer_back(f->listen_fd);
     atomic_store(&f->draining, false);
     atomic_store(&f->refusing, false);
-    if (atomic_load(&f->engine) || !f->options.listen_when_ready) atomic_store(&f->accepting, true);
+    atomic_store(&f->leaving, false);
+    /* else frontend_set_ready does it: a socket that does not listen yet must not be watched */
+    if (atomic_load(&f->engine) || !(f->options.listen_when_ready || f->options.reuse_port))
+        atomic_store(&f->accepting, true);
     wake_all(f);
 }
 

@@ -55,6 +55,7 @@ void zmq_front_open(struct call *call, const struct api_model *model, enum api_s
 
     own.message_id = of(call)->id;
     own.request_id = call->request_id;
+    if (state == API_READY && atomic_load(&call->frontend->leaving)) state = API_DRAINING;
     api_proto_open(model, state, slice_of(zmq_msg_data(message), zmq_msg_size(message)), &own,
                    &call->api);
 }

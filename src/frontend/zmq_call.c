@@ -120,6 +120,8 @@ static void answer_health(struct zmq_front *z, uint64_t id, struct buf *out)
     const char *reason = service_fault(z->frontend, text);
 
     health.state = states[service_state(z->frontend)];
+    if (health.state == API_HEALTH_READY && atomic_load(&z->frontend->draining))
+        health.state = API_HEALTH_DRAINING; /* as /ready */
     if (reason) {
         health.state = API_HEALTH_FAILED;
         health.reason = reason;

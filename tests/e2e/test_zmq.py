@@ -534,8 +534,9 @@ def test_256_streams_of_one_client(server):
     c.close()
 
 
-def test_drain_lets_running_requests_finish(start):
-    daemon = start(step_us=5000, zmq="tcp://127.0.0.1:*")
+@pytest.mark.parametrize("extra", [[], ["--reuse-port"]])
+def test_drain_lets_running_requests_finish(start, extra):
+    daemon = start(step_us=5000, zmq="tcp://127.0.0.1:*", extra=extra)
     c = connect(daemon)
     c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=150, ignore_eos=True, stream=True))
     c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=150, ignore_eos=True))
