@@ -83,6 +83,13 @@ static enum status start_all(struct frontend *f, struct error *err)
     return st;
 }
 
+static uint64_t bodies_total(const struct frontend_options *o)
+{
+    uint64_t total = 16 * o->body_bytes_max;
+
+    return total < bodies_min ? bodies_min : total;
+}
+
 /* What the options leave open. */
 static void fill_defaults(struct frontend_options *o)
 {
@@ -102,8 +109,7 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
     f->listen_fd = -1;
     fill_defaults(&f->options);
     pthread_mutex_init(&f->lock, NULL);
-    f->body_bytes_total = 16 * options->body_bytes_max;
-    if (f->body_bytes_total < bodies_min) f->body_bytes_total = bodies_min;
+    f->body_bytes_total = bodies_total(options);
     f->stats = http_stats_create();
     f->io = calloc(f->options.io_threads, sizeof *f->io);
     f->addresses = address_count_create();
@@ -183,6 +189,7 @@ enum status frontend_reload(struct frontend *f, const struct frontend_options *o
     old = f->settings_now;
     f->settings_now = settings;
     atomic_store(&f->settings_newest, settings);
+    atomic_store(&f->body_bytes_total, bodies_total(options));
     pthread_mutex_unlock(&f->lock);
     settings_unref(old);
     wake_all(f);

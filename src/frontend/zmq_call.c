@@ -316,8 +316,15 @@ static void start(struct zmq_front *z, struct zmq_client *client, const struct a
                   zmq_msg_t *message)
 {
     size_t bytes = zmq_msg_size(message);
+    uint64_t limit = z->settings->o.body_bytes_max; /* the socket's is that of the start */
     struct api_fault fault;
 
+    if (bytes > limit) {
+        api_refuse(&fault, 413, "request_too_large", NULL, "A message may have at most %llu bytes.",
+                   (unsigned long long)limit);
+        refuse(z, client, head, &fault);
+        return;
+    }
     if (!may_start(z, client, head, &fault)) {
         refuse(z, client, head, &fault);
         return;
