@@ -52,7 +52,8 @@ struct server {
     _Atomic int load_state; /* 0 loading, 1 loaded, 2 failed */
     struct error load_error;
     pthread_mutex_t progress_lock;
-    bool stopping; /* under progress_lock: the front end hears no more of loading, it is being taken apart */
+    bool
+        stopping; /* under progress_lock: the front end hears no more of loading, it is being taken apart */
     _Atomic bool stop_asked; /* by the operator's socket */
 };
 
@@ -434,7 +435,8 @@ static int serve(struct server *s, struct error *err)
             /* A device that hangs would hold every call that ends it; nothing outlives the process. */
             if (!s->stuck) {
                 stop_frontend(s);
-                tracer_destroy(s->tracer); /* the requests that it took along are the ones to be seen */
+                tracer_destroy(
+                    s->tracer); /* the requests that it took along are the ones to be seen */
             }
             log_info("stopped", "status=%d", status);
             fflush(NULL);

@@ -133,7 +133,7 @@ struct frontend {
     _Atomic bool leaving;   /* and ZeroMQ's too, whose sockets no other daemon shares */
     _Atomic bool tcp;       /* the listening socket is no unix one */
     _Atomic uint32_t busy;
-    _Atomic uint64_t body_bytes; /* memory of all bodies being read or parsed */
+    _Atomic uint64_t body_bytes;       /* memory of all bodies being read or parsed */
     _Atomic uint64_t body_bytes_total; /* its limit */
     int listen_fd;
     uint16_t port;

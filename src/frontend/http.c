@@ -148,7 +148,8 @@ static bool check_auth(struct call *call, const struct http_head *head)
     if (!o->api_key_count || !needs_key(call->route)) return true;
     if (head->authorization_count == 1 &&
         http_auth_ok(head->authorization, o->api_keys, o->api_key_count)) {
-        const char *key = http_auth_key(head->authorization); /* however many blanks are before it */
+        const char *key =
+            http_auth_key(head->authorization); /* however many blanks are before it */
 
         call->tenant = hash_bytes(key, strlen(key), 0);
         return true;
