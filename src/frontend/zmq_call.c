@@ -229,7 +229,10 @@ static void fail(struct zmq_front *z, struct zmq_call *zc, const struct api_faul
         call->fault = *fault;
         return;
     }
-    answer_fault(z, zc->client, zc->id, fault);
+    /* what a stream says itself; the record takes the code from it */
+    api_stream_fail(call->api.stream, fault, &zc->client->out);
+    if (!api_stream_is_sse(call->api.stream)) api_proto_error(zc->id, fault, &zc->client->out);
+    zmq_client_touch(z, zc->client);
     call_count(call, fault->http_status);
     if (call->submitted && !call->ended)
         engine_cancel(atomic_load(&z->frontend->engine), call->api.request);

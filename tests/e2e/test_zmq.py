@@ -574,6 +574,8 @@ def test_the_end_of_the_drain_ends_requests_with_an_error(start):
             assert r.error.code == "server_draining" and r.error.status == 503
             ended.add(r.id)
     assert daemon.process.wait(10) == 0
+    lines = [line for line in daemon.log_text().splitlines() if "request done" in line]
+    assert len(lines) == 2 and all("outcome=error" in line and "code=server_draining" in line for line in lines), lines
     c.close()
 
 
