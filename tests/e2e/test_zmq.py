@@ -441,6 +441,12 @@ def test_small_parts_take_no_more_memory_than_their_message_may(server):
     c.close()
 
 
+def test_few_bytes_of_ids_make_no_text_without_bound(client):
+    error = client.ask(detokenize=pb.Detokenize(ids=[1] * 6_000_000)).error  # 12 bytes each
+    assert (error.status, error.param) == (400, "ids") and "bytes" in error.message
+    assert client.ask(detokenize=pb.Detokenize(ids=[1] * 1000)).detokenize.text == b"<|im_start|>" * 1000
+
+
 # --- keys ---
 
 def test_api_keys(start):
@@ -451,6 +457,7 @@ def test_api_keys(start):
         assert (responses[-1].WhichOneof("body") == "done") == ok
         if not ok:
             assert (responses[0].error.status, responses[0].error.code) == (401, "invalid_api_key")
+            assert "request refused" in daemon.log_text() and "code=invalid_api_key" in daemon.log_text()
             assert c.ask(tokenize=pb.Tokenize(prompt=b"a")).error.status == 401
             assert c.ask(load_report=pb.LoadReportQuery()).error.status == 401
         assert c.ask(health=pb.HealthQuery()).health.state == pb.Health.READY  # as /health: open
