@@ -78,8 +78,8 @@ static enum status start_all(struct frontend *f, struct error *err)
         st = io_create(f, &f->io[i], i, (o->connections_max + o->io_threads - 1) / o->io_threads,
                        err);
     }
-    if (!st && (o->admin_path || o->admin_fd)) st = admin_start(f, &f->admin, err);
     if (!st && o->zmq_endpoint_count) st = zmq_front_create(f, &f->zmq, err);
+    if (!st && (o->admin_path || o->admin_fd)) st = admin_start(f, &f->admin, err); /* asks all */
     return st;
 }
 

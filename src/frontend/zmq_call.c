@@ -219,8 +219,7 @@ static struct api_fault cancelled_fault(void)
     return fault;
 }
 
-/* Ends a request that runs, from our side. */
-static void fail(struct zmq_front *z, struct zmq_call *zc, const struct api_fault *fault)
+void zmq_call_fail(struct zmq_front *z, struct zmq_call *zc, const struct api_fault *fault)
 {
     struct call *call = &zc->call;
 
@@ -249,7 +248,7 @@ static void cancel(struct zmq_front *z, struct zmq_client *client, const struct 
     zmq_client_touch(z, client);
     if (!call || call->cancelled) return;
     call->cancelled = true;
-    fail(z, call, &fault);
+    zmq_call_fail(z, call, &fault);
 }
 
 /* --- taking requests --- */
@@ -555,7 +554,7 @@ void zmq_call_fail_all(struct zmq_front *z, struct zmq_client *client,
 
     for (struct zmq_call *call = client->calls; call; call = next) {
         next = call->next;
-        fail(z, call, fault);
+        zmq_call_fail(z, call, fault);
     }
 }
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from conftest import LONG, mini_daemon
+from rawhttp import Raw, get
 from zmqclient import PB2_DIR, ROOT, Client, answer, connect, endpoint_of, pb, zmq
 
 pytestmark = pytest.mark.sanitizer
@@ -445,6 +446,37 @@ def test_few_bytes_of_ids_make_no_text_without_bound(client):
     error = client.ask(detokenize=pb.Detokenize(ids=[1] * 6_000_000)).error  # 12 bytes each
     assert (error.status, error.param) == (400, "ids") and "bytes" in error.message
     assert client.ask(detokenize=pb.Detokenize(ids=[1] * 1000)).detokenize.text == b"<|im_start|>" * 1000
+
+
+def test_the_operator_sees_and_ends_requests(start, tmp):
+    if _mini():
+        pytest.skip("needs serve")
+    path = tmp / "zmq-admin.sock"
+    daemon = start(step_us=5000, zmq="tcp://127.0.0.1:*", extra=["--admin-socket", path])
+
+    def ask(method, url):
+        with Raw(str(path)) as raw:
+            raw.send(get(url, method=method))
+            return raw.answer()
+
+    c = connect(daemon)
+    for stream in (True, False):
+        c.send(generate=pb.Generate(**LONG_RUN, stream=stream))
+    time.sleep(0.3)
+    listed = ask("GET", "/admin/requests").json()
+    assert {r["state"] for r in listed} == {"stream", "computing"} and all(r["path"] == "zmq" and r["prompt_tokens"] == 1 for r in listed)
+    for r in listed:
+        assert ask("DELETE", "/admin/requests/" + r["id"]).status == 200
+        assert ask("DELETE", "/admin/requests/" + r["id"]).status == 404
+    ended = set()
+    while len(ended) < 2:
+        r = c.receive()
+        if r.WhichOneof("body") == "error":
+            assert r.error.code == "cancelled"
+            ended.add(r.id)
+    daemon.wait_idle()
+    assert ask("GET", "/admin/requests").json() == []
+    c.close()
 
 
 # --- keys ---
