@@ -167,6 +167,23 @@ static void log_listening(const struct server *s)
     if (c->admin_socket) log_info("listening", "admin=%s", c->admin_socket);
 }
 
+/* A name that we do not know would be a port that nobody answers at. */
+static void log_unused_sockets(const struct systemd *systemd)
+{
+    static const char *const known[] = {"http", "inferd.socket", "admin"};
+
+    for (uint32_t i = 0; i < systemd->fd_count; i++) {
+        bool used = false;
+
+        for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+            used |= strcmp(systemd->fds[i].name, known[k]) == 0;
+        if (!used)
+            log_warn("inherited socket not used",
+                     "name=\"%s\" why=\"FileDescriptorName= must be http or admin\"",
+                     systemd->fds[i].name);
+    }
+}
+
 static enum status start_frontend(struct server *s, struct error *err)
 {
     const struct config *c = s->config;
@@ -211,6 +228,7 @@ static enum status start_frontend(struct server *s, struct error *err)
     st = frontend_start(&options, &s->frontend, err);
     keys_fini(&keys);
     if (!st) log_listening(s);
+    log_unused_sockets(&s->systemd);
     return st;
 }
 
