@@ -55,6 +55,7 @@ struct server {
     bool
         stopping; /* under progress_lock: the front end hears no more of loading, it is being taken apart */
     _Atomic bool stop_asked; /* by the operator's socket */
+    _Atomic bool ending;     /* a stop was asked for: a drain is not taken back any more */
 };
 
 static void log_progress(void *ctx, const char *phase, uint64_t done, uint64_t total)
@@ -125,12 +126,14 @@ static void order_drain(void *ctx, bool stop)
     frontend_refuse(s->frontend);
 }
 
-static void order_resume(void *ctx)
+static bool order_resume(void *ctx)
 {
     struct server *s = ctx;
 
+    if (atomic_load(&s->ending)) return false;
     log_info("resumed by the operator", "%s", "");
     frontend_resume(s->frontend);
+    return true;
 }
 
 static bool order_reload(void *ctx, struct buf *report)
@@ -355,6 +358,7 @@ static void drain(struct server *s, const sigset_t *signals)
     int64_t now = clock_mono_ns();
     uint64_t grace_s, shutdown_s;
 
+    atomic_store(&s->ending, true);
     reload_drain_times(&s->reload, &grace_s, &shutdown_s);
     log_info("draining", "busy=%u grace_s=%llu timeout_s=%llu", frontend_busy(s->frontend),
              (unsigned long long)grace_s, (unsigned long long)shutdown_s);

@@ -175,8 +175,10 @@ static void post_drain(struct task *t)
 
 static void post_resume(struct task *t)
 {
-    operator_of(t)->resume(operator_of(t)->ctx);
-    buf_append_str(&t->out, "{\"status\":\"serving\"}");
+    if (operator_of(t)->resume(operator_of(t)->ctx))
+        buf_append_str(&t->out, "{\"status\":\"serving\"}");
+    else
+        fail(t, 409, "The server is stopping; that cannot be taken back.");
 }
 
 static void post_reload(struct task *t)
