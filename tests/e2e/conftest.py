@@ -25,7 +25,7 @@ LONG = os.environ.get("INFERD_TEST_LONG", "0") not in ("", "0")
 
 def binary():
     given = os.environ.get("INFERD_BIN")
-    found = [pathlib.Path(given)] if given else [ROOT / "build/release/bin/inferd", ROOT / "build/release/tests/mini_daemon"]
+    found = [pathlib.Path(given).resolve()] if given else [ROOT / "build/release/bin/inferd", ROOT / "build/release/tests/mini_daemon"]
     for path in found:
         if path.exists():
             return path
