@@ -4,6 +4,8 @@
 #include "api/messages.h"
 #include "text/detok.h"
 
+enum { TEXT_BYTES_MAX = 64 << 20 };
+
 static bool no_memory(struct api_fault *fault)
 {
     api_submit_fault(STATUS_NOMEM, NULL, API_TOKENIZE, 1, fault);
@@ -100,6 +102,18 @@ bool tokenize_answer(const struct api_model *model, const json_t *body, struct b
     return ok;
 }
 
+bool detokenize_ids(const struct api_model *model, const int32_t *ids, size_t count,
+                    const char *param, struct buf *text, struct api_fault *fault)
+{
+    buf_init(text, TEXT_BYTES_MAX);
+    enum status st = tokenizer_decode(model->tokenizer, ids, count, false, text);
+
+    if (st == STATUS_LIMIT)
+        return api_refuse(fault, 400, "invalid_value", param,
+                          "The text of %s would have more than %d bytes.", param, TEXT_BYTES_MAX);
+    return !st || no_memory(fault);
+}
+
 bool detokenize_answer(const struct api_model *model, const json_t *body, struct buf *out,
                        struct api_fault *fault)
 {
@@ -124,8 +138,7 @@ bool detokenize_answer(const struct api_model *model, const json_t *body, struct
         if (!ok) break;
     }
     ok = ok && params_model(model, body, fault);
-    if (ok && tokenizer_decode(model->tokenizer, ids.ids, ids.count, false, &text))
-        ok = no_memory(fault);
+    ok = ok && detokenize_ids(model, ids.ids, ids.count, "tokens", &text, fault);
     if (ok) {
         buf_append_str(out, "{\"prompt\":");
         json_out_string(out, buf_slice(&text));

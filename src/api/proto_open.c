@@ -514,13 +514,10 @@ static void open_detokenize(const struct api_model *model, const Inferd__V1__Det
             b.ok = api_refuse(&out->fault, 400, "invalid_value", "ids",
                               "ids[%zu] must be a token id: an integer from 0 to %u.", i,
                               model->vocab_size - 1);
-    if (b.ok && params_model(model, b.object, &out->fault)) {
-        if (tokenizer_decode(model->tokenizer, d->ids, d->n_ids, false, &text)) {
-            api_submit_fault(STATUS_NOMEM, NULL, API_DETOKENIZE, 1, &out->fault);
-        } else {
-            out->kind = API_BODY;
-            proto_out_text(client->message_id, buf_slice(&text), &out->body);
-        }
+    if (b.ok && params_model(model, b.object, &out->fault) &&
+        detokenize_ids(model, d->ids, d->n_ids, "ids", &text, &out->fault)) {
+        out->kind = API_BODY;
+        proto_out_text(client->message_id, buf_slice(&text), &out->body);
     }
     buf_fini(&text);
     json_decref(b.object);

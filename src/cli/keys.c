@@ -1,5 +1,6 @@
 #include "cli/keys.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +55,8 @@ enum status keys_read(const struct config *c, const char *credentials, struct ke
 
     *out = (struct keys){0};
     if (*credentials) snprintf(path, sizeof path, "%s/api-keys", credentials);
-    if (*path && access(path, F_OK)) *path = '\0';
+    /* one that is there and cannot be read must not open the server */
+    if (*path && access(path, F_OK) && errno == ENOENT) *path = '\0';
     if (c->api_key_file)
         st = file_read(c->api_key_file, FILE_BYTES_MAX, &out->texts[0], &out->text_bytes[0], err);
     if (!st && *path)

@@ -8,7 +8,6 @@
  *
  * Exit status: 0 stopped as asked; 1 could not start; 2 wrong usage; 3 the device or engine was lost while serving.
  * Threads: main waits for signals; the model loads on a thread of its own, so that a signal while loading ends it. */
-#include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -52,7 +51,11 @@ struct server {
     pthread_t loader;
     _Atomic int load_state; /* 0 loading, 1 loaded, 2 failed */
     struct error load_error;
+    pthread_mutex_t progress_lock;
+    bool
+        stopping; /* under progress_lock: the front end hears no more of loading, it is being taken apart */
     _Atomic bool stop_asked; /* by the operator's socket */
+    _Atomic bool ending;     /* a stop was asked for: a drain is not taken back any more */
 };
 
 static void log_progress(void *ctx, const char *phase, uint64_t done, uint64_t total)
@@ -61,7 +64,9 @@ static void log_progress(void *ctx, const char *phase, uint64_t done, uint64_t t
     unsigned percent = total ? (unsigned)(done * 100 / total) : 0;
     int64_t now = clock_mono_ns();
 
-    frontend_set_progress(s->frontend, phase, percent);
+    pthread_mutex_lock(&s->progress_lock);
+    if (!s->stopping) frontend_set_progress(s->frontend, phase, percent);
+    pthread_mutex_unlock(&s->progress_lock);
     service_loading(&s->service, phase, percent);
     if (now - s->logged_ns < (int64_t)LOADING_LOG_MS * 1000000) return;
     s->logged_ns = now;
@@ -121,12 +126,14 @@ static void order_drain(void *ctx, bool stop)
     frontend_refuse(s->frontend);
 }
 
-static void order_resume(void *ctx)
+static bool order_resume(void *ctx)
 {
     struct server *s = ctx;
 
+    if (atomic_load(&s->ending)) return false;
     log_info("resumed by the operator", "%s", "");
     frontend_resume(s->frontend);
+    return true;
 }
 
 static bool order_reload(void *ctx, struct buf *report)
@@ -161,6 +168,23 @@ static void log_listening(const struct server *s)
     else
         log_info("listening", "uds=%s%s", c->uds ? c->uds : "inherited", when);
     if (c->admin_socket) log_info("listening", "admin=%s", c->admin_socket);
+}
+
+/* A name that we do not know would be a port that nobody answers at. */
+static void log_unused_sockets(const struct systemd *systemd)
+{
+    static const char *const known[] = {"http", "inferd.socket", "admin"};
+
+    for (uint32_t i = 0; i < systemd->fd_count; i++) {
+        bool used = false;
+
+        for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+            used |= strcmp(systemd->fds[i].name, known[k]) == 0;
+        if (!used)
+            log_warn("inherited socket not used",
+                     "name=\"%s\" why=\"FileDescriptorName= must be http or admin\"",
+                     systemd->fds[i].name);
+    }
 }
 
 static enum status start_frontend(struct server *s, struct error *err)
@@ -207,6 +231,7 @@ static enum status start_frontend(struct server *s, struct error *err)
     st = frontend_start(&options, &s->frontend, err);
     keys_fini(&keys);
     if (!st) log_listening(s);
+    log_unused_sockets(&s->systemd);
     return st;
 }
 
@@ -333,6 +358,7 @@ static void drain(struct server *s, const sigset_t *signals)
     int64_t now = clock_mono_ns();
     uint64_t grace_s, shutdown_s;
 
+    atomic_store(&s->ending, true);
     reload_drain_times(&s->reload, &grace_s, &shutdown_s);
     log_info("draining", "busy=%u grace_s=%llu timeout_s=%llu", frontend_busy(s->frontend),
              (unsigned long long)grace_s, (unsigned long long)shutdown_s);
@@ -344,11 +370,12 @@ static void drain(struct server *s, const sigset_t *signals)
     drain_until(s, signals, now + (int64_t)shutdown_s * second_ns, true);
 }
 
-static void reload(struct server *s)
+/* Before READY the service manager hears nothing of it: the READY=1 after a reload would be taken for the first one. */
+static void reload(struct server *s, bool ready)
 {
-    service_reloading(&s->service);
+    if (ready) service_reloading(&s->service);
     reload_run(&s->reload, s->frontend, NULL);
-    service_reloaded(&s->service);
+    if (ready) service_reloaded(&s->service, s->model.names[0]);
 }
 
 /* The device has been lost for LOST_NS, and the engine's thread says nothing: it hangs in the driver. */
@@ -382,7 +409,7 @@ static int serve_until_told(struct server *s, const sigset_t *signals)
             cli_fail(&s->load_error);
             return 1;
         }
-        if (got == SIGHUP) reload(s);
+        if (got == SIGHUP) reload(s, ready);
         if (!ready) continue;
         if (!check_engine(s)) {
             sleep(1); /* so that the last requests hear of it, and /health is seen to be 503 */
@@ -394,10 +421,20 @@ static int serve_until_told(struct server *s, const sigset_t *signals)
     return 0;
 }
 
+/* The loading thread may still be at it. */
+static void stop_frontend(struct server *s)
+{
+    pthread_mutex_lock(&s->progress_lock);
+    s->stopping = true;
+    pthread_mutex_unlock(&s->progress_lock);
+    frontend_stop(s->frontend);
+    s->frontend = NULL;
+}
+
 static int serve(struct server *s, struct error *err)
 {
     sigset_t signals;
-    int status = 1;
+    int status = 1, fault;
 
     signal(SIGPIPE, SIG_IGN);
     signal(SIGBUS, on_bus_error);
@@ -412,19 +449,22 @@ static int serve(struct server *s, struct error *err)
     if (check_early(s->config, err) || observe_open_tracer(s->config, &s->tracer, err) ||
         start_frontend(s, err)) {
         cli_fail(err);
-    } else if (pthread_create(&s->loader, NULL, load_thread, s)) {
-        fprintf(stderr, "inferd: no thread for loading: %s\n", strerror(errno));
+    } else if ((fault = pthread_create(&s->loader, NULL, load_thread, s))) {
+        fprintf(stderr, "inferd: no thread for loading: %s\n", strerror(fault));
     } else {
         status = serve_until_told(s, &signals);
         if (status == EXIT_LOST) {
             /* A device that hangs would hold every call that ends it; nothing outlives the process. */
-            if (!s->stuck) frontend_stop(s->frontend);
+            if (!s->stuck) {
+                stop_frontend(s);
+                tracer_destroy(
+                    s->tracer); /* the requests that it took along are the ones to be seen */
+            }
             log_info("stopped", "status=%d", status);
             fflush(NULL);
             _exit(status);
         }
-        frontend_stop(s->frontend);
-        s->frontend = NULL;
+        stop_frontend(s);
         if (!s->load_state) {
             log_info("stopped while loading", "%s", "");
             _exit(0); /* the loading thread holds what it holds; nothing outlives the process */
@@ -433,7 +473,7 @@ static int serve(struct server *s, struct error *err)
         load_close(&s->loaded);
         log_info("stopped", "status=%d", status);
     }
-    frontend_stop(s->frontend);
+    stop_frontend(s);
     tracer_destroy(s->tracer);
     service_close(&s->service);
     return status;
@@ -442,7 +482,7 @@ static int serve(struct server *s, struct error *err)
 int cli_serve(int argc, char **argv)
 {
     struct config config;
-    struct server s = {.config = &config};
+    struct server s = {.config = &config, .progress_lock = PTHREAD_MUTEX_INITIALIZER};
     struct error err;
     int status;
 

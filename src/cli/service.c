@@ -72,9 +72,9 @@ void service_reloading(struct service *s)
                    (long long)(clock_mono_ns() / 1000));
 }
 
-void service_reloaded(struct service *s)
+void service_reloaded(struct service *s, const char *model)
 {
-    sd_notify_send(&s->notify, "READY=1\nSTATUS=serving");
+    sd_notify_send(&s->notify, "READY=1\nSTATUS=serving %.200s", model);
 }
 
 void service_stopping(struct service *s)

@@ -2,7 +2,7 @@
  *
  *     loading: STATUS=, EXTEND_TIMEOUT_USEC=   each time loading has got on, once a second at most
  *     READY=1 -> WATCHDOG=1 twice a period, while the engine makes progress: one that is stuck is killed and restarted
- *     reload:  RELOADING=1 with MONOTONIC_USEC= -> READY=1
+ *     reload:  RELOADING=1 with MONOTONIC_USEC= -> READY=1; while loading nothing
  *     drain:   STOPPING=1 -> STATUS=, EXTEND_TIMEOUT_USEC= while requests are under way
  *
  * Without a service manager all of it does nothing. Thread: service_loading on the loading thread; the rest, main. */
@@ -31,6 +31,6 @@ int service_period_ms(const struct service *service);
 /* progress_ns: when the engine last got on (engine_stats); older than timeout_ns, the watchdog hears nothing. */
 void service_alive(struct service *service, int64_t progress_ns, int64_t timeout_ns);
 void service_reloading(struct service *service);
-void service_reloaded(struct service *service);
+void service_reloaded(struct service *service, const char *model);
 void service_stopping(struct service *service);
 void service_draining(struct service *service, unsigned busy);

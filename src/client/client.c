@@ -48,6 +48,8 @@ static int use_keys(struct inferd_client *c, const struct inferd_client_options 
     char public_key[SECRET_CHARS + 1], secret[SECRET_CHARS + 1];
 
     if (!o->server_key) return INFERD_OK;
+    if (strlen(o->server_key) != SECRET_CHARS)
+        return client_fail(error, INFERD_INVALID, "server_key must be 40 characters of Z85");
     if (o->secret_key) {
         snprintf(secret, sizeof secret, "%s", o->secret_key);
         if (strlen(o->secret_key) != SECRET_CHARS || zmq_curve_public(public_key, secret))

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "frontend/io_thread.h"
 #include "frontend/listen.h"
+#include "frontend/zmq.h"
 
 enum { BODY_BYTES_MAX = 65536, CONNECTIONS_MAX = 16, TIMEOUT_S = 30 };
 
@@ -62,7 +63,7 @@ static void put_request(const struct call *call, struct buf *out)
     buf_append_str(out, "{\"request_id\":");
     json_out_string(out, slice_str(call->request_id));
     buf_append_str(out, ",\"path\":");
-    json_out_string(out, slice_str(http_route_pattern(call->route)));
+    json_out_string(out, slice_str(call->zmq ? "zmq" : http_route_pattern(call->route)));
     buf_printf(out, ",\"state\":\"%s\",\"age_ms\":%lld", state_name(call->state),
                (long long)((clock_mono_ns() - since_ns) / 1000000));
     if (made) /* else a text thread may be writing it */
@@ -78,6 +79,13 @@ static void list_requests(struct io_thread *io, void *ctx)
         if (conn->call && conn->call->state != CALL_GONE) put_request(conn->call, ctx);
 }
 
+static void list_zmq(struct zmq_front *z, void *ctx)
+{
+    for (const struct zmq_client *client = z->clients; client; client = client->next)
+        for (const struct zmq_call *zc = client->calls; zc; zc = zc->next)
+            put_request(&zc->call, ctx);
+}
+
 static void get_requests(struct task *t)
 {
     struct frontend *f = t->frontend;
@@ -86,6 +94,7 @@ static void get_requests(struct task *t)
     buf_append_char(&t->out, '[');
     for (uint32_t i = 0; i < f->io_count; i++)
         all = io_visit(&f->io[i], list_requests, &t->out) && all;
+    if (f->zmq) all = zmq_front_visit(f->zmq, list_zmq, &t->out) && all;
     buf_append_char(&t->out, ']');
     if (!all) fail(t, 503, "An I/O thread did not answer within 2 s.");
 }
@@ -95,6 +104,14 @@ struct wanted {
     bool found;
 };
 
+static const char ended_by_operator[] = "The operator has ended this request.";
+
+static bool is_wanted(const struct call *call, const char *id)
+{
+    if ((call->state != CALL_WAITING && call->state != CALL_STREAM) || call->ended) return false;
+    return strcmp(call->request_id, id) == 0 || strcmp(call->api.request->id, id) == 0;
+}
+
 static void end_request(struct io_thread *io, void *ctx)
 {
     struct wanted *w = ctx;
@@ -102,13 +119,25 @@ static void end_request(struct io_thread *io, void *ctx)
     for (struct conn *conn = io->conns; conn && !w->found; conn = conn->next) {
         struct call *call = conn->call;
 
-        if (!call || (call->state != CALL_WAITING && call->state != CALL_STREAM) || call->ended)
-            continue;
-        if (strcmp(call->request_id, w->id) != 0 && strcmp(call->api.request->id, w->id) != 0)
-            continue;
+        if (!call || !is_wanted(call, w->id)) continue;
         w->found = true;
-        call_end(call, "cancelled", "The operator has ended this request.");
+        call_end(call, "cancelled", ended_by_operator);
     }
+}
+
+static void end_zmq(struct zmq_front *z, void *ctx)
+{
+    struct wanted *w = ctx;
+    struct api_fault fault;
+
+    api_refuse(&fault, 503, "cancelled", NULL, "%s", ended_by_operator);
+    for (struct zmq_client *client = z->clients; client; client = client->next)
+        for (struct zmq_call *zc = client->calls; zc; zc = zc->next)
+            if (is_wanted(&zc->call, w->id)) {
+                w->found = true;
+                zmq_call_fail(z, zc, &fault);
+                return;
+            }
 }
 
 static void delete_request(struct task *t, const char *id)
@@ -117,6 +146,7 @@ static void delete_request(struct task *t, const char *id)
 
     for (uint32_t i = 0; i < t->frontend->io_count && !w.found; i++)
         io_visit(&t->frontend->io[i], end_request, &w);
+    if (t->frontend->zmq && !w.found) zmq_front_visit(t->frontend->zmq, end_zmq, &w);
     if (!w.found) {
         fail(t, 404, "No request with this id is being computed.");
         return;
@@ -145,8 +175,10 @@ static void post_drain(struct task *t)
 
 static void post_resume(struct task *t)
 {
-    operator_of(t)->resume(operator_of(t)->ctx);
-    buf_append_str(&t->out, "{\"status\":\"serving\"}");
+    if (operator_of(t)->resume(operator_of(t)->ctx))
+        buf_append_str(&t->out, "{\"status\":\"serving\"}");
+    else
+        fail(t, 409, "The server is stopping; that cannot be taken back.");
 }
 
 static void post_reload(struct task *t)

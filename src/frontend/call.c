@@ -52,7 +52,7 @@ bool call_reserve_body(struct call *call, uint64_t bytes)
 {
     struct frontend *f = call->frontend;
 
-    if (atomic_fetch_add(&f->body_bytes, bytes) + bytes > f->body_bytes_total) {
+    if (atomic_fetch_add(&f->body_bytes, bytes) + bytes > atomic_load(&f->body_bytes_total)) {
         atomic_fetch_sub(&f->body_bytes, bytes);
         return false;
     }

@@ -130,10 +130,11 @@ struct frontend {
     _Atomic bool accepting; /* new connections are taken */
     _Atomic bool draining;  /* /ready says so */
     _Atomic bool refusing;  /* and new work gets 503 */
+    _Atomic bool leaving;   /* and ZeroMQ's too, whose sockets no other daemon shares */
     _Atomic bool tcp;       /* the listening socket is no unix one */
     _Atomic uint32_t busy;
-    _Atomic uint64_t body_bytes; /* memory of all bodies being read or parsed */
-    uint64_t body_bytes_total;
+    _Atomic uint64_t body_bytes;       /* memory of all bodies being read or parsed */
+    _Atomic uint64_t body_bytes_total; /* its limit */
     int listen_fd;
     uint16_t port;
     uint32_t io_count;

@@ -9,12 +9,19 @@
 #include "observe/metrics.h"
 #include "observe/tracer.h"
 
+static const char *outcome_of(const struct call *call, unsigned status)
+{
+    if (status == 499) return "aborted";
+    if (!call->submitted) return "refused";
+    return status >= 400 ? "error" : api_stream_outcome(call->api.stream);
+}
+
 /* Whether the engine writes nothing more of it: before that only what it stores whole may be read. */
 static bool is_at_rest(const struct call *call, unsigned status)
 {
-    const char *outcome = api_stream_outcome(call->api.stream);
+    const char *outcome = outcome_of(call, status);
 
-    return status != 499 && (strcmp(outcome, "stop") == 0 || strcmp(outcome, "length") == 0);
+    return strcmp(outcome, "stop") == 0 || strcmp(outcome, "length") == 0;
 }
 
 /* The times as far as they may be read; where the engine may still write, the I/O thread's own stand for its. */
@@ -88,12 +95,6 @@ static void put_parameters(const struct call *call, struct request_record *out)
 static const char *route_name(const struct call *call)
 {
     return call->zmq ? "zmq" : http_route_pattern(call->route);
-}
-
-static const char *outcome_of(const struct call *call, unsigned status)
-{
-    if (status == 499) return "aborted";
-    return call->submitted ? api_stream_outcome(call->api.stream) : "refused";
 }
 
 static void fill(struct call *call, unsigned status, int64_t now_ns, struct request_record *out)

@@ -78,9 +78,16 @@ static enum status start_all(struct frontend *f, struct error *err)
         st = io_create(f, &f->io[i], i, (o->connections_max + o->io_threads - 1) / o->io_threads,
                        err);
     }
-    if (!st && (o->admin_path || o->admin_fd)) st = admin_start(f, &f->admin, err);
     if (!st && o->zmq_endpoint_count) st = zmq_front_create(f, &f->zmq, err);
+    if (!st && (o->admin_path || o->admin_fd)) st = admin_start(f, &f->admin, err); /* asks all */
     return st;
+}
+
+static uint64_t bodies_total(const struct frontend_options *o)
+{
+    uint64_t total = 16 * o->body_bytes_max;
+
+    return total < bodies_min ? bodies_min : total;
 }
 
 /* What the options leave open. */
@@ -102,8 +109,7 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
     f->listen_fd = -1;
     fill_defaults(&f->options);
     pthread_mutex_init(&f->lock, NULL);
-    f->body_bytes_total = 16 * options->body_bytes_max;
-    if (f->body_bytes_total < bodies_min) f->body_bytes_total = bodies_min;
+    f->body_bytes_total = bodies_total(options);
     f->stats = http_stats_create();
     f->io = calloc(f->options.io_threads, sizeof *f->io);
     f->addresses = address_count_create();
@@ -183,6 +189,7 @@ enum status frontend_reload(struct frontend *f, const struct frontend_options *o
     old = f->settings_now;
     f->settings_now = settings;
     atomic_store(&f->settings_newest, settings);
+    atomic_store(&f->body_bytes_total, bodies_total(options));
     pthread_mutex_unlock(&f->lock);
     settings_unref(old);
     wake_all(f);
@@ -199,6 +206,7 @@ void frontend_drain(struct frontend *f)
 
 void frontend_refuse(struct frontend *f)
 {
+    atomic_store(&f->leaving, true);
     if (shares_socket(f))
         atomic_store(&f->accepting, false);
     else
@@ -211,7 +219,10 @@ void frontend_resume(struct frontend *f)
     if (f->options.reuse_port) listen_steer_back(f->listen_fd);
     atomic_store(&f->draining, false);
     atomic_store(&f->refusing, false);
-    if (atomic_load(&f->engine) || !f->options.listen_when_ready) atomic_store(&f->accepting, true);
+    atomic_store(&f->leaving, false);
+    /* else frontend_set_ready does it: a socket that does not listen yet must not be watched */
+    if (atomic_load(&f->engine) || !(f->options.listen_when_ready || f->options.reuse_port))
+        atomic_store(&f->accepting, true);
     wake_all(f);
 }
 

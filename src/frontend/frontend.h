@@ -29,7 +29,7 @@ struct metrics_model;
 struct frontend_operator {
     void *ctx;
     void (*drain)(void *ctx, bool stop); /* stop: as SIGTERM; else until resume */
-    void (*resume)(void *ctx);
+    bool (*resume)(void *ctx);           /* false: the process is ending */
     bool (*reload)(void *ctx,
                    struct buf *report); /* JSON of what has changed, or an error's body */
     bool (*log_level)(void *ctx, const char *level); /* false: there is no such level */

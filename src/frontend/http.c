@@ -148,7 +148,10 @@ static bool check_auth(struct call *call, const struct http_head *head)
     if (!o->api_key_count || !needs_key(call->route)) return true;
     if (head->authorization_count == 1 &&
         http_auth_ok(head->authorization, o->api_keys, o->api_key_count)) {
-        call->tenant = hash_bytes(head->authorization + 7, strlen(head->authorization + 7), 0);
+        const char *key =
+            http_auth_key(head->authorization); /* however many blanks are before it */
+
+        call->tenant = hash_bytes(key, strlen(key), 0);
         return true;
     }
     return api_refuse(&call->fault, 401, "invalid_api_key", NULL,

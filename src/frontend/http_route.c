@@ -225,14 +225,18 @@ static bool same_secret(const char *a, const char *b)
     return !differs;
 }
 
+const char *http_auth_key(const char *authorization)
+{
+    if (!authorization || strncasecmp(authorization, "Bearer ", 7) != 0) return NULL;
+    return authorization + 7 + strspn(authorization + 7, " ");
+}
+
 bool http_auth_ok(const char *authorization, const char *const *keys, uint32_t key_count)
 {
+    const char *key = http_auth_key(authorization);
     bool ok = false;
 
-    if (!authorization || strncasecmp(authorization, "Bearer ", 7) != 0) return false;
-    const char *key = authorization + 7 + strspn(authorization + 7, " ");
-
-    for (uint32_t i = 0; i < key_count; i++)
+    for (uint32_t i = 0; key && i < key_count; i++)
         ok |= same_secret(key, keys[i]);
     return ok;
 }

@@ -33,6 +33,8 @@ struct http_head {
 };
 void http_head_read(struct MHD_Connection *connection, const char *version, struct http_head *out);
 
+/* What stands behind "Bearer " in an Authorization header, without the blanks before it; NULL: it is no such header. */
+const char *http_auth_key(const char *authorization);
 /* Whether an Authorization header carries one of the keys; takes the same time whichever differs. */
 bool http_auth_ok(const char *authorization, const char *const *keys, uint32_t key_count);
 /* NULL when the body's type is acceptable, else a sentence for 415. */

@@ -612,7 +612,6 @@ void io_destroy(struct io_thread *io)
     if (io->mhd) MHD_stop_daemon(io->mhd);
     while (io->linger_count)
         end_linger(io, io->linger_count - 1);
-    frontend_settle(io->frontend);
     if (io->bell.event_fd >= 0) output_bell_fini(&io->bell);
     if (io->spare_fd >= 0) close(io->spare_fd);
     settings_unref(io->settings);

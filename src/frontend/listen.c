@@ -93,10 +93,11 @@ enum status listen_tcp(const char *host, uint16_t port, bool reuse_port, int *fd
 /* Whether somebody accepts on the socket at this address. */
 static int is_alive(const struct sockaddr_un *address)
 {
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), alive;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), alive;
 
     if (fd < 0) return 0;
-    alive = connect(fd, (const struct sockaddr *)address, sizeof *address) == 0;
+    alive = connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 ||
+            errno == EAGAIN; /* its queue is full */
     close(fd);
     return alive;
 }

@@ -55,6 +55,7 @@ void zmq_front_open(struct call *call, const struct api_model *model, enum api_s
 
     own.message_id = of(call)->id;
     own.request_id = call->request_id;
+    if (state == API_READY && atomic_load(&call->frontend->leaving)) state = API_DRAINING;
     api_proto_open(model, state, slice_of(zmq_msg_data(message), zmq_msg_size(message)), &own,
                    &call->api);
 }
@@ -117,6 +118,43 @@ static void take_again(struct zmq_front *z)
     }
 }
 
+static void answer_visit(struct zmq_front *z)
+{
+    pthread_mutex_lock(&z->lock);
+    if (z->visit) {
+        z->visit(z, z->visit_ctx);
+        z->visit = NULL;
+        sem_post(z->visited);
+    }
+    pthread_mutex_unlock(&z->lock);
+}
+
+bool zmq_front_visit(struct zmq_front *z, void (*visit)(struct zmq_front *z, void *ctx), void *ctx)
+{
+    struct timespec until;
+    sem_t visited;
+    int waited;
+
+    sem_init(&visited, 0, 0);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 2;
+    pthread_mutex_lock(&z->lock);
+    z->visit = visit;
+    z->visit_ctx = ctx;
+    z->visited = &visited;
+    pthread_mutex_unlock(&z->lock);
+    wake(z);
+    while ((waited = sem_timedwait(&visited, &until)) && errno == EINTR)
+        continue;
+    pthread_mutex_lock(&z->lock); /* it may come to it just now */
+    bool came = !waited || !z->visit;
+
+    z->visit = NULL;
+    pthread_mutex_unlock(&z->lock);
+    sem_destroy(&visited);
+    return came;
+}
+
 /* One message: the routing id that libzmq puts in front, and the client's frames. False: none is waiting. */
 static bool receive(struct zmq_front *z)
 {
@@ -157,6 +195,7 @@ static void turn(struct zmq_front *z, long ms)
     if (items[2].revents) drain_eventfd(z->bell.event_fd);
     if (items[2].revents) answer_bell(z);
     if (items[1].revents) take_done(z);
+    if (items[1].revents) answer_visit(z);
     if (z->zap && items[3].revents) zmq_auth_answer(z);
     take_again(z);
     zmq_client_flush_all(z);

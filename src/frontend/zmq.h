@@ -15,6 +15,7 @@
  * Thread: all of it belongs to the ZeroMQ thread, save what is marked. */
 #pragma once
 
+#include <semaphore.h>
 #include <zmq.h>
 
 #include "frontend/call.h"
@@ -93,7 +94,10 @@ struct zmq_front {
     int64_t swept_ns;
     bool draining; /* of the thread: it ends */
     pthread_mutex_t lock;
-    struct zmq_call *done; /* under lock: opened, newest first */
+    struct zmq_call *done;                             /* under lock: opened, newest first */
+    void (*visit)(struct zmq_front *front, void *ctx); /* under lock: zmq_front_visit's */
+    void *visit_ctx;
+    sem_t *visited;
     _Atomic bool stopping;
 };
 
@@ -103,6 +107,9 @@ struct zmq_front {
 enum status zmq_front_create(struct frontend *frontend, struct zmq_front **out, struct error *err);
 void zmq_front_stop(struct zmq_front *front);    /* asks; any thread; takes NULL */
 void zmq_front_destroy(struct zmq_front *front); /* waits; takes NULL; before the text pools end */
+/* Runs visit(front, ctx) on the ZeroMQ thread between two turns and waits for it, 2 s at most. False: it did not come to it. */
+bool zmq_front_visit(struct zmq_front *front, void (*visit)(struct zmq_front *front, void *ctx),
+                     void *ctx);
 /* For call.c, on a text thread. */
 void zmq_front_open(struct call *call, const struct api_model *model, enum api_state state,
                     const struct api_client *client);
@@ -135,6 +142,8 @@ void zmq_call_pump(struct zmq_front *front, struct zmq_call *call);
 void zmq_call_again(struct zmq_front *front, struct zmq_call *call);
 /* The client has gone. */
 void zmq_call_vanish_all(struct zmq_front *front, struct zmq_client *client);
+/* Ends one that is not ended: its client gets the fault, the call is freed (with a text thread: when that gives it back). */
+void zmq_call_fail(struct zmq_front *front, struct zmq_call *call, const struct api_fault *fault);
 /* Ends all of a client's requests with this fault. */
 void zmq_call_fail_all(struct zmq_front *front, struct zmq_client *client,
                        const struct api_fault *fault);

@@ -102,11 +102,59 @@ static void answer_fault(struct zmq_front *z, struct zmq_client *client, uint64_
     zmq_client_touch(z, client);
 }
 
-/* A refusal before there is a call. */
+static void take_request_id(struct call *call, struct slice id)
+{
+    char text[130];
+
+    if (!id.len || id.len > 128) return;
+    memcpy(text, id.ptr, id.len);
+    text[id.len] = 0;
+    if (http_request_id_ok(text)) memcpy(call->request_id, text, id.len + 1);
+}
+
+static const char *copy_text(struct slice from, char *to, size_t size)
+{
+    if (!from.len || from.len >= size) return NULL;
+    memcpy(to, from.ptr, from.len);
+    to[from.len] = 0;
+    return to;
+}
+
+static void take_trace(struct call *call, const struct api_head *head)
+{
+    char parent[128], state[TRACE_STATE_MAX + 1];
+
+    trace_context_read(copy_text(head->traceparent, parent, sizeof parent),
+                       copy_text(head->tracestate, state, sizeof state), &call->trace);
+}
+
+/* What is told of a request whether it is taken or refused. */
+static void describe(struct zmq_front *z, const struct api_head *head, struct zmq_call *zc)
+{
+    struct call *call = &zc->call;
+
+    zc->id = head->id;
+    zc->kind = (enum zmq_kind)head->kind;
+    call->zmq = z;
+    call->frontend = z->frontend;
+    call->method = HTTP_POST;
+    call->route = routes[head->kind];
+    call_fresh_id(call->request_id);
+    take_request_id(call, head->request_id);
+    call->received_ns = clock_mono_ns();
+    call->wall_ns = clock_wall_ns();
+    take_trace(call, head);
+}
+
+/* A refusal before there is a call: counted, logged and traced as any other. */
 static void refuse(struct zmq_front *z, struct zmq_client *client, const struct api_head *head,
                    const struct api_fault *fault)
 {
-    zmq_stats_count(z->stats, (enum zmq_kind)head->kind, fault->http_status);
+    struct zmq_call told = {0};
+
+    describe(z, head, &told);
+    told.call.fault = *fault;
+    call_count(&told.call, fault->http_status);
     answer_fault(z, client, head->id, fault);
 }
 
@@ -120,6 +168,8 @@ static void answer_health(struct zmq_front *z, uint64_t id, struct buf *out)
     const char *reason = service_fault(z->frontend, text);
 
     health.state = states[service_state(z->frontend)];
+    if (health.state == API_HEALTH_READY && atomic_load(&z->frontend->draining))
+        health.state = API_HEALTH_DRAINING; /* as /ready */
     if (reason) {
         health.state = API_HEALTH_FAILED;
         health.reason = reason;
@@ -169,8 +219,7 @@ static struct api_fault cancelled_fault(void)
     return fault;
 }
 
-/* Ends a request that runs, from our side. */
-static void fail(struct zmq_front *z, struct zmq_call *zc, const struct api_fault *fault)
+void zmq_call_fail(struct zmq_front *z, struct zmq_call *zc, const struct api_fault *fault)
 {
     struct call *call = &zc->call;
 
@@ -179,7 +228,10 @@ static void fail(struct zmq_front *z, struct zmq_call *zc, const struct api_faul
         call->fault = *fault;
         return;
     }
-    answer_fault(z, zc->client, zc->id, fault);
+    /* what a stream says itself; the record takes the code from it */
+    api_stream_fail(call->api.stream, fault, &zc->client->out);
+    if (!api_stream_is_sse(call->api.stream)) api_proto_error(zc->id, fault, &zc->client->out);
+    zmq_client_touch(z, zc->client);
     call_count(call, fault->http_status);
     if (call->submitted && !call->ended)
         engine_cancel(atomic_load(&z->frontend->engine), call->api.request);
@@ -196,36 +248,10 @@ static void cancel(struct zmq_front *z, struct zmq_client *client, const struct 
     zmq_client_touch(z, client);
     if (!call || call->cancelled) return;
     call->cancelled = true;
-    fail(z, call, &fault);
+    zmq_call_fail(z, call, &fault);
 }
 
 /* --- taking requests --- */
-
-static void take_request_id(struct call *call, struct slice id)
-{
-    char text[130];
-
-    if (!id.len || id.len > 128) return;
-    memcpy(text, id.ptr, id.len);
-    text[id.len] = 0;
-    if (http_request_id_ok(text)) memcpy(call->request_id, text, id.len + 1);
-}
-
-static const char *copy_text(struct slice from, char *to, size_t size)
-{
-    if (!from.len || from.len >= size) return NULL;
-    memcpy(to, from.ptr, from.len);
-    to[from.len] = 0;
-    return to;
-}
-
-static void take_trace(struct call *call, const struct api_head *head)
-{
-    char parent[128], state[TRACE_STATE_MAX + 1];
-
-    trace_context_read(copy_text(head->traceparent, parent, sizeof parent),
-                       copy_text(head->tracestate, state, sizeof state), &call->trace);
-}
 
 static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
                              const struct api_head *head, zmq_msg_t *message)
@@ -235,25 +261,15 @@ static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
     if (!zc) return NULL;
     struct call *call = &zc->call;
 
-    call->zmq = z;
-    call->frontend = z->frontend;
+    describe(z, head, zc);
     call->state = CALL_PARSING;
-    call->method = HTTP_POST;
-    call->route = routes[head->kind];
     call->content_type = "";
-    call_fresh_id(call->request_id);
-    take_request_id(call, head->request_id);
     call->limits = z->settings->o.limits;
     call->tenant =
         z->settings->o.api_key_count ? hash_bytes(head->api_key.ptr, head->api_key.len, 0) : 0;
-    call->received_ns = clock_mono_ns();
-    call->wall_ns = clock_wall_ns();
-    take_trace(call, head);
     buf_init(&call->body, 0);
     buf_init(&call->out, 0);
     zc->client = client;
-    zc->id = head->id;
-    zc->kind = (enum zmq_kind)head->kind;
     zmq_msg_init(&zc->message);
     zmq_msg_move(&zc->message, message);
     zc->has_message = true;
@@ -314,8 +330,15 @@ static void start(struct zmq_front *z, struct zmq_client *client, const struct a
                   zmq_msg_t *message)
 {
     size_t bytes = zmq_msg_size(message);
+    uint64_t limit = z->settings->o.body_bytes_max; /* the socket's is that of the start */
     struct api_fault fault;
 
+    if (bytes > limit) {
+        api_refuse(&fault, 413, "request_too_large", NULL, "A message may have at most %llu bytes.",
+                   (unsigned long long)limit);
+        refuse(z, client, head, &fault);
+        return;
+    }
     if (!may_start(z, client, head, &fault)) {
         refuse(z, client, head, &fault);
         return;
@@ -531,7 +554,7 @@ void zmq_call_fail_all(struct zmq_front *z, struct zmq_client *client,
 
     for (struct zmq_call *call = client->calls; call; call = next) {
         next = call->next;
-        fail(z, call, fault);
+        zmq_call_fail(z, call, fault);
     }
 }
 

@@ -240,7 +240,7 @@ static bool add_header(struct tracer *t, const char *line)
 
 static bool make_headers(struct tracer *t, const char *list)
 {
-    char name[128], value[1024], line[1200];
+    char name[128], value[8192], line[8400]; /* a bearer token may be long */
 
     if (!add_header(t, "Content-Type: application/x-protobuf") || !add_header(t, "Expect:"))
         return false;

@@ -76,6 +76,15 @@ def test_reload_says_reloading_with_the_time_and_ready_again(start, tmp):
     assert daemon.get("/ready").status == 200
 
 
+def test_a_reload_while_loading_does_not_say_ready(start, tmp):
+    manager = Manager(tmp)
+    daemon = start(step_us=0, env={"NOTIFY_SOCKET": manager.path}, wait=False)
+    daemon.process.send_signal(signal.SIGHUP)
+    at, _ = manager.wait("READY")
+    reloads = [at for at, _ in manager.all("RELOADING")]  # none, or the signal came when it was ready
+    assert all(reload > at for reload in reloads) and daemon.get("/ready").status == 200
+
+
 def pings(manager, seconds):
     before = len(manager.all("WATCHDOG"))
     time.sleep(seconds)

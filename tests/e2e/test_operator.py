@@ -92,6 +92,19 @@ def test_the_log_level_changes_at_once(start, admin):
         assert ask(admin, "POST", "/admin/log-level", wrong).status in (400, 413)
 
 
+def test_a_stop_cannot_be_taken_back(start, admin):
+    daemon = start(step_us=20000, extra=["--admin-socket", admin])
+    with daemon.raw(20) as stream:
+        stream.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 50, "stream": True}))
+        assert stream.head()[1] == 200
+        daemon.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert ask(admin, "POST", "/admin/resume", {}).status == 409
+        assert ask(admin, "GET", "/ready").json()["status"] == "draining"
+        assert b'"finish_reason":"length"' in b"".join(stream.chunks())
+    assert daemon.process.wait(10) == 0
+
+
 # --- reload ---
 
 def test_reload_takes_keys_and_limits_and_names_what_it_cannot(start, tmp, admin):

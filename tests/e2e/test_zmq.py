@@ -11,6 +11,7 @@ import time
 
 import pytest
 from conftest import LONG, mini_daemon
+from rawhttp import Raw, get
 from zmqclient import PB2_DIR, ROOT, Client, answer, connect, endpoint_of, pb, zmq
 
 pytestmark = pytest.mark.sanitizer
@@ -441,6 +442,43 @@ def test_small_parts_take_no_more_memory_than_their_message_may(server):
     c.close()
 
 
+def test_few_bytes_of_ids_make_no_text_without_bound(client):
+    error = client.ask(detokenize=pb.Detokenize(ids=[1] * 6_000_000)).error  # 12 bytes each
+    assert (error.status, error.param) == (400, "ids") and "bytes" in error.message
+    assert client.ask(detokenize=pb.Detokenize(ids=[1] * 1000)).detokenize.text == b"<|im_start|>" * 1000
+
+
+def test_the_operator_sees_and_ends_requests(start, tmp):
+    if _mini():
+        pytest.skip("needs serve")
+    path = tmp / "zmq-admin.sock"
+    daemon = start(step_us=5000, zmq="tcp://127.0.0.1:*", extra=["--admin-socket", path])
+
+    def ask(method, url):
+        with Raw(str(path)) as raw:
+            raw.send(get(url, method=method))
+            return raw.answer()
+
+    c = connect(daemon)
+    for stream in (True, False):
+        c.send(generate=pb.Generate(**LONG_RUN, stream=stream))
+    time.sleep(0.3)
+    listed = ask("GET", "/admin/requests").json()
+    assert {r["state"] for r in listed} == {"stream", "computing"} and all(r["path"] == "zmq" and r["prompt_tokens"] == 1 for r in listed)
+    for r in listed:
+        assert ask("DELETE", "/admin/requests/" + r["id"]).status == 200
+        assert ask("DELETE", "/admin/requests/" + r["id"]).status == 404
+    ended = set()
+    while len(ended) < 2:
+        r = c.receive()
+        if r.WhichOneof("body") == "error":
+            assert r.error.code == "cancelled"
+            ended.add(r.id)
+    daemon.wait_idle()
+    assert ask("GET", "/admin/requests").json() == []
+    c.close()
+
+
 # --- keys ---
 
 def test_api_keys(start):
@@ -451,6 +489,7 @@ def test_api_keys(start):
         assert (responses[-1].WhichOneof("body") == "done") == ok
         if not ok:
             assert (responses[0].error.status, responses[0].error.code) == (401, "invalid_api_key")
+            assert "request refused" in daemon.log_text() and "code=invalid_api_key" in daemon.log_text()
             assert c.ask(tokenize=pb.Tokenize(prompt=b"a")).error.status == 401
             assert c.ask(load_report=pb.LoadReportQuery()).error.status == 401
         assert c.ask(health=pb.HealthQuery()).health.state == pb.Health.READY  # as /health: open
@@ -534,8 +573,9 @@ def test_256_streams_of_one_client(server):
     c.close()
 
 
-def test_drain_lets_running_requests_finish(start):
-    daemon = start(step_us=5000, zmq="tcp://127.0.0.1:*")
+@pytest.mark.parametrize("extra", [[], ["--reuse-port"]])
+def test_drain_lets_running_requests_finish(start, extra):
+    daemon = start(step_us=5000, zmq="tcp://127.0.0.1:*", extra=extra)
     c = connect(daemon)
     c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=150, ignore_eos=True, stream=True))
     c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=150, ignore_eos=True))
@@ -573,6 +613,8 @@ def test_the_end_of_the_drain_ends_requests_with_an_error(start):
             assert r.error.code == "server_draining" and r.error.status == 503
             ended.add(r.id)
     assert daemon.process.wait(10) == 0
+    lines = [line for line in daemon.log_text().splitlines() if "request done" in line]
+    assert len(lines) == 2 and all("outcome=error" in line and "code=server_draining" in line for line in lines), lines
     c.close()
 
 

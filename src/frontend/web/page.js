@@ -300,7 +300,7 @@ async function showReady() {
   if (body.status === "ready") showState("ready", "ready");
   else if (body.status === "error") showState("down", body.reason || "error");
   else {
-    const share = body.progress === undefined ? "" : ` ${Math.round(body.progress * 100)} %`;
+    const share = body.percent === undefined ? "" : ` ${body.percent} %`;
     showState("wait", body.status + share);
   }
 }

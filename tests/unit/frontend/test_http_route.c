@@ -63,6 +63,8 @@ TEST(keys_are_compared_exactly_and_the_scheme_without_case)
 
     EXPECT_TRUE(http_auth_ok("Bearer sk-one", keys, 2));
     EXPECT_TRUE(http_auth_ok("bEARER sk-two", keys, 2));
+    EXPECT_TRUE(http_auth_ok("Bearer   sk-two", keys, 2));
+    EXPECT_EQ(strcmp(http_auth_key("Bearer   sk-two"), http_auth_key("bearer sk-two")), 0);
     static const char *const wrong[] = {NULL,
                                         "",
                                         "Bearer",
