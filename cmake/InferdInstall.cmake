@@ -15,10 +15,12 @@ install(FILES ${CMAKE_BINARY_DIR}/inferd.1.gz DESTINATION ${CMAKE_INSTALL_MANDIR
 install(FILES configs/systemd/inferd.service configs/systemd/inferd.socket DESTINATION ${unit_dir})
 install(FILES configs/systemd/inferd.sysusers DESTINATION lib/sysusers.d RENAME inferd.conf)
 install(FILES configs/systemd/inferd.tmpfiles DESTINATION lib/tmpfiles.d RENAME inferd.conf)
-install(FILES docs/api.md docs/configuration.md docs/operations.md docs/security.md docs/architecture.md
+install(FILES docs/api.md docs/configuration.md docs/operations.md docs/security.md docs/architecture.md docs/zmq.md
+        docs/observability.md docs/planning.md docs/scheduling.md proto/inferd.proto
         DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES configs/systemd/inferd-gpu.conf configs/inferd.json DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
-install(DIRECTORY configs/haproxy configs/nginx DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
+install(FILES examples/zmq_client.c examples/zmq_client.py DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
+install(DIRECTORY configs/haproxy configs/nginx configs/grafana configs/prometheus DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 if(EXISTS ${PROJECT_SOURCE_DIR}/include/inferd)
     install(DIRECTORY include/inferd DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 endif()

@@ -5,7 +5,7 @@
     inferd serve MODEL --zmq-listen tcp://127.0.0.1:5555
     python examples/zmq_client.py tcp://127.0.0.1:5555 "Once upon a time"
 
-CURVE: --server-key PUBLIC encrypts, with a fresh pair of client keys or those of --client-key-file (its secret line).
+CURVE: --server-key PUBLIC encrypts, with a fresh pair of client keys, or that of --client-secret SECRET.
 """
 import argparse
 import sys

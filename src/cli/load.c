@@ -310,5 +310,5 @@ void load_close(struct loaded *l)
     l->chat = NULL;
     l->tokenizer = NULL;
     l->weights = NULL;
-    l->name = l->path = NULL;
+    l->name = l->path = l->cache_folder = NULL;
 }

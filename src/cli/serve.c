@@ -421,6 +421,23 @@ static int serve_until_told(struct server *s, const sigset_t *signals)
     return 0;
 }
 
+/* Whether the engine, with nothing left to do, answers a probe within the time that a step may take. False too when a signal asks for an
+ * end at once. */
+static bool engine_answers(struct server *s, const sigset_t *signals)
+{
+    int64_t asked = clock_mono_ns();
+    int64_t until = asked + (int64_t)s->config->progress_timeout_s * 1000000000;
+    struct engine_stats stats;
+
+    while (s->loaded.engine && clock_mono_ns() < until) {
+        engine_probe(s->loaded.engine);
+        engine_stats(s->loaded.engine, &stats);
+        if (!stats.alive || stats.last_progress_ns >= asked) return true;
+        if (is_stop(wait_signal(signals, 10))) return false;
+    }
+    return !s->loaded.engine;
+}
+
 /* The loading thread may still be at it. */
 static void stop_frontend(struct server *s)
 {
@@ -470,6 +487,12 @@ static int serve(struct server *s, struct error *err)
             _exit(0); /* the loading thread holds what it holds; nothing outlives the process */
         }
         pthread_join(s->loader, NULL);
+        if (!engine_answers(s, &signals)) { /* it cannot be joined; nothing outlives the process */
+            log_error("engine lost", "reason=\"it does not end\"%s", "");
+            tracer_destroy(s->tracer);
+            fflush(NULL);
+            _exit(EXIT_LOST);
+        }
         load_close(&s->loaded);
         log_info("stopped", "status=%d", status);
     }

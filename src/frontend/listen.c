@@ -102,7 +102,7 @@ static int is_alive(const struct sockaddr_un *address)
     return alive;
 }
 
-enum status listen_unix(const char *path, unsigned mode, int *fd, struct error *err)
+enum status listen_clear(const char *path, struct error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct stat st;
@@ -120,6 +120,16 @@ enum status listen_unix(const char *path, unsigned mode, int *fd, struct error *
         return error_set(err, STATUS_IO,
                          "%s exists and is no socket; move it away or choose another path", path);
     }
+    return STATUS_OK;
+}
+
+enum status listen_unix(const char *path, unsigned mode, int *fd, struct error *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    enum status cleared = listen_clear(path, err);
+
+    if (cleared) return cleared;
+    strcpy(address.sun_path, path);
     *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     mode_t mask = mode ? umask(~(mode_t)mode & 0777) : 0; /* from its first moment on */
     bool bound = *fd >= 0 && bind(*fd, (struct sockaddr *)&address, sizeof address) == 0;

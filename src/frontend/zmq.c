@@ -1,4 +1,5 @@
 #include "frontend/zmq.h"
+#include "frontend/listen.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -260,7 +261,10 @@ static enum status set_options(struct zmq_front *z, struct error *err)
 
 static const char *path_of(const char *endpoint)
 {
-    return strncmp(endpoint, "ipc:///", 7) == 0 ? endpoint + 6 : NULL;
+    bool named = strncmp(endpoint, "ipc://", 6) == 0 && endpoint[6] && endpoint[6] != '@' &&
+                 endpoint[6] != '*';
+
+    return named ? endpoint + 6 : NULL;
 }
 
 static uint64_t inode_of(const char *endpoint)
@@ -295,6 +299,10 @@ static enum status bind_all(struct zmq_front *z, struct error *err)
             return error_set(err, STATUS_INVALID,
                              "zmq_listen is '%.100s'; it must begin with tcp:// or ipc://", wanted);
         set_int(z->router, ZMQ_IPV6, strchr(wanted, '[') || strstr(wanted, "//*"));
+        /* libzmq itself would remove any file that is in its way */
+        enum status st = path_of(wanted) ? listen_clear(path_of(wanted), err) : STATUS_OK;
+
+        if (st) return st;
         if (zmq_bind(z->router, wanted))
             return error_set(err, STATUS_IO, "cannot listen on %.200s: %s", wanted,
                              zmq_strerror(zmq_errno()));

@@ -75,6 +75,12 @@ static enum status use_server_key(struct zmq_front *z, const char *path, struct 
     if (!line || !read_key(line, key))
         st = error_set(err, STATUS_INVALID,
                        "%s must hold a CURVE secret key: 40 characters of Z85 on a line", path);
+    else if (next_line(&at))
+        st =
+            error_set(err, STATUS_INVALID,
+                      "%s must hold the server's secret key alone: it has a second line, and which "
+                      "of them is the secret one cannot be seen",
+                      path);
     else if (zmq_setsockopt(z->router, ZMQ_CURVE_SERVER, &one, sizeof one) ||
              zmq_setsockopt(z->router, ZMQ_CURVE_SECRETKEY, key, sizeof key))
         st = error_set(err, STATUS_UNSUPPORTED, "this libzmq has no CURVE: %s",

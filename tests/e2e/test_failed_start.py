@@ -1,0 +1,91 @@
+"""What cannot start says why in a sentence and ends with 1, never by a signal; what is in the way of a socket is not removed.
+
+Method: each case with the real program, its exit status exactly; `run` and `serve` close what a failed load has opened once
+more than it was opened."""
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import binary, model_path
+
+pytestmark = [pytest.mark.sanitizer, pytest.mark.skipif(binary().name == "mini_daemon", reason="needs the program")]
+
+
+def refused(*args):
+    done = subprocess.run([str(binary()), *map(str, args)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, (done.returncode, done.stderr[-500:])
+    assert "inferd:" in done.stderr and "free" not in done.stderr.splitlines()[-1]
+    return done.stderr
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    assert "no-model" in refused("run", tmp_path / "no-model", "hi")
+    assert "no-model" in refused("serve", tmp_path / "no-model", "--port", 0)
+
+
+def test_a_file_that_is_no_model(tmp_path):
+    (tmp_path / "text").write_text("root:x:0:0:root\n" * 100)
+    refused("run", tmp_path / "text", "hi")
+    refused("serve", tmp_path / "text", "--port", 0)
+
+
+def test_a_model_cut_within_its_tensors(tmp_path):
+    cut = tmp_path / "cut.gguf"
+    shutil.copy(model_path(), cut)
+    with open(cut, "r+b") as file:
+        file.truncate(50_000_000)
+    refused("run", cut, "hi")
+    refused("serve", cut, "--port", 0)
+
+
+@pytest.mark.parametrize("options", [["--max-model-len", "100000"], ["--inject-fault", "alloc@x"],
+                                     ["--chat-template", "/nonexistent"], ["--chat-template", "/"]])
+def test_options_that_the_model_cannot_have(options):
+    refused("run", model_path(), *options, "hi")
+    refused("serve", model_path(), "--port", 0, *options)
+
+
+def test_an_ipc_path_that_is_a_file_is_kept(tmp_path):
+    (tmp_path / "plain").write_text("keep")
+    assert "is no socket" in refused("serve", model_path(), "--device", "null", "--port", 0, "--zmq-listen",
+                                     f"ipc://{tmp_path / 'plain'}")
+    assert (tmp_path / "plain").read_text() == "keep"
+
+
+def test_an_ipc_path_in_use_is_refused(start, tmp_path):
+    endpoint = f"ipc://{tmp_path / 'socket'}"
+    first = start(zmq=endpoint)
+    assert "another process" in refused("serve", model_path(), "--device", "null", "--port", 0, "--zmq-listen", endpoint)
+    assert first.get("/health").status == 200 and (tmp_path / "socket").exists()
+
+
+def test_a_key_file_with_two_keys_is_refused(tmp_path):
+    (tmp_path / "key").write_text("a" * 40 + "\n" + "b" * 40 + "\n")
+    assert "second line" in refused("serve", model_path(), "--device", "null", "--port", 0, "--zmq-listen",
+                                    "tcp://127.0.0.1:*", "--zmq-server-key-file", tmp_path / "key")
+
+
+def test_a_hung_engine_does_not_hold_the_process(tmp_path):
+    log = open(tmp_path / "log", "wb")
+    process = subprocess.Popen([str(binary()), "serve", str(model_path()), "--device", "null:1000", "--port", "0",
+                                "--inject-fault", "hang@20", "--step-timeout-s", "0", "--progress-timeout-s", "3",
+                                "--shutdown-timeout-s", "1"], stdout=log, stderr=subprocess.STDOUT)
+    try:
+        until = time.monotonic() + 60
+        while " ready " not in (tmp_path / "log").read_text() and time.monotonic() < until:
+            time.sleep(0.05)
+        port = (tmp_path / "log").read_text().split("http://127.0.0.1:", 1)[1].split()[0].strip('"')
+        client = subprocess.Popen(["curl", "-sN", f"http://127.0.0.1:{port}/v1/completions", "-H",
+                                   "Content-Type: application/json", "-d", '{"prompt":"a","max_tokens":500,"stream":true}'],
+                                  stdout=subprocess.PIPE)
+        client.stdout.read(200)  # it runs
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) == 3
+        client.communicate(timeout=10)
+    finally:
+        process.kill()
+        log.close()
