@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 . tests/setup.sh
 
 LONG=0
-FUZZ_SECONDS=20
+FUZZ_SECONDS=10
 for arg in "$@"; do
     case $arg in
     --long) LONG=1; FUZZ_SECONDS=120 ;;
