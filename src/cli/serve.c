@@ -421,9 +421,10 @@ static int serve_until_told(struct server *s, const sigset_t *signals)
     return 0;
 }
 
-/* Whether the engine, with nothing left to do, answers a probe within the time that a step may take. False too when a signal asks for an
- * end at once. */
-static bool engine_answers(struct server *s, const sigset_t *signals)
+enum engine_end { ENGINE_ANSWERS, ENGINE_SILENT, END_AT_ONCE };
+
+/* Whether the engine, with nothing left to do, answers a probe within the time that a step may take, or a signal asks for an end at once. */
+static enum engine_end ask_engine(struct server *s, const sigset_t *signals)
 {
     int64_t asked = clock_mono_ns();
     int64_t until = asked + (int64_t)s->config->progress_timeout_s * 1000000000;
@@ -432,10 +433,10 @@ static bool engine_answers(struct server *s, const sigset_t *signals)
     while (s->loaded.engine && clock_mono_ns() < until) {
         engine_probe(s->loaded.engine);
         engine_stats(s->loaded.engine, &stats);
-        if (!stats.alive || stats.last_progress_ns >= asked) return true;
-        if (is_stop(wait_signal(signals, 10))) return false;
+        if (!stats.alive || stats.last_progress_ns >= asked) return ENGINE_ANSWERS;
+        if (is_stop(wait_signal(signals, 10))) return END_AT_ONCE;
     }
-    return !s->loaded.engine;
+    return s->loaded.engine ? ENGINE_SILENT : ENGINE_ANSWERS;
 }
 
 /* The loading thread may still be at it. */
@@ -487,11 +488,17 @@ static int serve(struct server *s, struct error *err)
             _exit(0); /* the loading thread holds what it holds; nothing outlives the process */
         }
         pthread_join(s->loader, NULL);
-        if (!engine_answers(s, &signals)) { /* it cannot be joined; nothing outlives the process */
-            log_error("engine lost", "reason=\"it does not end\"%s", "");
+        enum engine_end end = ask_engine(s, &signals);
+
+        if (end != ENGINE_ANSWERS) { /* it cannot be joined; nothing outlives the process */
+            if (end == ENGINE_SILENT) {
+                log_error("engine lost", "reason=\"it does not end\"%s", "");
+                status = EXIT_LOST;
+            }
             tracer_destroy(s->tracer);
+            log_info("stopped", "status=%d", status);
             fflush(NULL);
-            _exit(EXIT_LOST);
+            _exit(status);
         }
         load_close(&s->loaded);
         log_info("stopped", "status=%d", status);

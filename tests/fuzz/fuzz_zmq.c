@@ -5,14 +5,10 @@
 #include <stdlib.h>
 
 #include "../unit/api/tiny_model.h"
+#include "fuzz_check.h"
 #include "api/proto_out.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool holds)
-{
-    if (!holds) abort();
-}
 
 static void check_batch(const struct buf *out, uint64_t id, size_t at_least)
 {
@@ -24,27 +20,6 @@ static void check_batch(const struct buf *out, uint64_t id, size_t at_least)
     for (size_t i = 0; i < batch->n_responses; i++)
         must(batch->responses[i]->id == id && batch->responses[i]->body_case);
     inferd__v1__batch__free_unpacked(batch, NULL);
-}
-
-static void check_request(const struct request *r, const struct api_model *model)
-{
-    const struct request_sampling *s = &r->sampling;
-
-    must(r->prompt_count >= 1 && r->best_of >= 1 && request_choices(r) <= model->sequences_max);
-    for (uint32_t p = 0; p < r->prompt_count; p++) {
-        must(r->prompts[p].count >= 1 &&
-             r->prompts[p].count + (uint64_t)r->max_tokens <= model->context_tokens);
-        for (uint32_t i = 0; i < r->prompts[p].count; i++)
-            must(r->prompts[p].ids[i] >= 0 && (uint32_t)r->prompts[p].ids[i] < model->vocab_size);
-    }
-    must(r->min_tokens <= r->max_tokens && r->top_logprobs <= 20 && r->ring);
-    must(s->temperature >= 0 && s->temperature <= 2 && s->top_p > 0 && s->top_p <= 1);
-    must(s->min_p >= 0 && s->min_p <= 1 && s->repetition_penalty > 0 &&
-         isfinite(s->repetition_penalty));
-    must(r->stop_id_count <= model->stop_ids_max && s->bias_count <= model->bias_max);
-    must(r->priority >= -100 && r->priority <= 100 && r->deadline_ns >= 0);
-    for (uint32_t i = 0; i < s->bias_count; i++)
-        must(s->biases[i].id >= 0 && (uint32_t)s->biases[i].id < model->vocab_size);
 }
 
 /* A few tokens and the end of every choice, as an engine would send them. */
