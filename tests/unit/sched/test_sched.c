@@ -36,6 +36,7 @@ static const struct shape two_sizes = {{16, 32}, {0, 0}, {12, 8}};
 static const struct shape shared = {{16, 16}, {0, 0}, {12, 12}};
 static const struct shape full_and_window = {{16, 16}, {0, 40}, {12, 9}};
 static const struct shape window_and_full = {{16, 16}, {17, 0}, {8, 12}};
+static const struct shape narrow_window = {{16, 16}, {0, 17}, {12, 5}};
 static const struct shape windows_alone = {{16, 16}, {16, 33}, {8, 9}};
 
 struct world {
@@ -573,6 +574,11 @@ TEST(random_operations_with_full_attention_and_a_window)
 TEST(random_operations_with_a_window_first_and_small_chunks)
 {
     run(20, 64, &window_and_full, false, test_long() ? 2000000 : 50000);
+}
+
+TEST(random_operations_where_a_window_is_short_of_blocks)
+{
+    run(20, 64, &narrow_window, false, test_long() ? 2000000 : 50000);
 }
 
 TEST(random_operations_with_windows_alone)
