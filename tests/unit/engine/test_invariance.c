@@ -58,7 +58,7 @@ static struct request *make_request(const struct wish *w)
 
 struct subject {
     const char *model;
-    bool dummy, windows;
+    bool dummy, windows, windows_alone;
     enum cpu_numerics numerics;
 };
 
@@ -213,27 +213,29 @@ static void check(const struct subject *subject)
         run_together(wishes, subject, 16 + test_rand_below(100), (PROMPT_MAX + ANSWER_MAX) / 16 + 2,
                      &sum);
     }
-    EXPECT_TRUE(sum.preemptions > 0 && sum.cached_tokens > 0);
+    /* with windows alone a sequence gets at its start all that it will hold at once, and nobody has to give way */
+    EXPECT_TRUE(subject->windows_alone || sum.preemptions > 0);
+    EXPECT_TRUE(sum.cached_tokens > 0);
     free(wishes);
 }
 
 TEST(answers_do_not_depend_on_company_in_exact_numerics)
 {
-    check(&(struct subject){"models/llama_awkward", true, false, CPU_EXACT});
+    check(&(struct subject){"models/llama_awkward", true, false, false, CPU_EXACT});
 }
 
 TEST(answers_do_not_depend_on_company_in_fast_numerics)
 {
-    check(&(struct subject){"models/llama_awkward", true, false, CPU_FAST});
+    check(&(struct subject){"models/llama_awkward", true, false, false, CPU_FAST});
 }
 
 TEST(nor_where_some_layers_have_a_window)
 {
-    check(&(struct subject){"models/gemma3_text", false, true, CPU_EXACT});
-    check(&(struct subject){"models/gemma3_text", false, true, CPU_FAST});
+    check(&(struct subject){"models/gemma3_text", false, true, false, CPU_EXACT});
+    check(&(struct subject){"models/gemma3_text", false, true, false, CPU_FAST});
 }
 
 TEST(nor_where_all_layers_have_a_window)
 {
-    check(&(struct subject){"models/mistral_window", false, true, CPU_EXACT});
+    check(&(struct subject){"models/mistral_window", false, true, true, CPU_EXACT});
 }
