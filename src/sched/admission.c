@@ -181,8 +181,7 @@ void admission_computed(struct sched *sched, const struct sequence *seq, uint32_
     for (uint32_t i = span ? from / span : 0; span && i < to / span && i < seq->entries; i++) {
         uint32_t entry = seq->kv.tables[sched->kv.names].blocks[i];
 
-        if (kv_prefix_computed(sched->kv.prefix, entry, owner_of(seq), seq_no) &&
-            sched->has_window && !shares_nothing(sched, seq))
+        if (kv_prefix_computed(sched->kv.prefix, entry, owner_of(seq), seq_no) && sched->has_window)
             kv_prefix_complete(sched->kv.prefix, entry, &seq->kv, i);
     }
 }
@@ -323,7 +322,7 @@ bool admission_admit(struct sched *sched, struct sequence *seq)
     else
         seq->cached = seq->computed;
     order_admitted(sched, seq, seq->preemptions ? 0 : known_tokens(seq) - seq->computed);
-    if (sched->kv.prefix) put_pending(sched, seq);
+    if (sched->kv.prefix && !shares_nothing(sched, seq)) put_pending(sched, seq);
     sched->free_slot_count--;
     sched_move(sched, seq, SEQ_RUNNING);
     return true;
