@@ -296,7 +296,9 @@ static bool plan_step(struct sim *s, struct replica *r, int64_t now_ns)
     work = note_entries(r, &f->planned);
     start_ns = now_ns + (int64_t)(d->host_ns + d->host_seq_ns * f->planned.entry_count);
     if (start_ns < r->device_free_ns) start_ns = r->device_free_ns;
-    step_ns = device_model_step_ns(d, &work);
+    work.idle_ns = (double)(start_ns - r->device_free_ns);
+    step_ns = (int64_t)((double)device_model_step_ns(d, &work) *
+                        device_model_luck(d, device_work_kind(&work), s->out->steps));
     f->end_ns = r->device_free_ns = start_ns + step_ns;
     f->step_ns = step_ns;
     r->busy_ns += (double)step_ns;

@@ -16,7 +16,8 @@ struct simulation {
     struct sim_options o;
     struct trace trace;
     const char *trace_path, *device_path, *loads_text, *goodput, *router, *json_path, *window;
-    uint32_t kv_tokens, requests, queue_tokens;
+    uint32_t kv_tokens, requests, queue_tokens, batched_tokens; /* batched_tokens 0: not given */
+    uint32_t serve_batched_tokens;                              /* serve's own default */
     double loads[LOADS_MAX];
     uint32_t load_count;
 };
@@ -43,8 +44,8 @@ static int parse(int argc, char **argv, struct simulation *s)
         {"--kv-tokens", ARG_COUNT, &s->kv_tokens, 0, 2147483647,
          "of the pool; 0: as the device says"},
         {"--max-num-seqs", ARG_COUNT, &o->max_num_seqs, 1, 4096, "as serve's option"},
-        {"--max-num-batched-tokens", ARG_COUNT, &o->max_num_batched_tokens, 16, 65536,
-         "as serve's option"},
+        {"--max-num-batched-tokens", ARG_COUNT, &s->batched_tokens, 16, 65536,
+         "as serve's option; default: the device's, else serve's"},
         {"--max-queue-seqs", ARG_COUNT, &o->queue_seqs_max, 1, 1e6, "as serve's option"},
         {"--max-queue-tokens", ARG_COUNT, &s->queue_tokens, 1, 1e9, "as serve's option"},
         {"--max-batch-wait-ms", ARG_REAL, &o->max_batch_wait_ms, 0, 1000, "as serve's option"},
@@ -130,6 +131,13 @@ static enum status settle(struct simulation *s, struct error *err)
     return st;
 }
 
+/* Rows of a step: as given, else as serve takes them on such a device, else its default. */
+static uint32_t batched_tokens(const struct simulation *s)
+{
+    if (s->batched_tokens) return s->batched_tokens;
+    return s->o.device.batched_tokens ? s->o.device.batched_tokens : s->serve_batched_tokens;
+}
+
 static enum status read_files(struct simulation *s, struct error *err)
 {
     enum status st = device_model_read(s->device_path, &s->o.device, err);
@@ -138,6 +146,7 @@ static enum status read_files(struct simulation *s, struct error *err)
     if (!st && repeat_trace(&s->trace, s->requests))
         st = error_set(err, STATUS_NOMEM, "no memory for the trace");
     if (!st && s->kv_tokens) s->o.device.kv_tokens = s->kv_tokens;
+    if (!st) s->o.max_num_batched_tokens = batched_tokens(s);
     return st;
 }
 
@@ -352,7 +361,7 @@ static enum status run_loads(struct simulation *s, struct error *err)
     return st;
 }
 
-/* Serve's own defaults, its INFERD_ variables included; but for steps of 2,048 rows, which it takes on a GPU. */
+/* Serve's own defaults, its INFERD_ variables included. */
 static enum status set_defaults(struct simulation *s, struct error *err)
 {
     char *nothing[] = {(char *)(uintptr_t) "simulate", NULL};
@@ -361,7 +370,9 @@ static enum status set_defaults(struct simulation *s, struct error *err)
 
     if (st) return st;
     s->o.max_num_seqs = (uint32_t)config.max_num_seqs;
-    s->o.max_num_batched_tokens = (uint32_t)config.max_num_batched_tokens;
+    s->serve_batched_tokens = (uint32_t)config.max_num_batched_tokens;
+    if (config_given(&config, "max_num_batched_tokens"))
+        s->batched_tokens = s->serve_batched_tokens;
     s->o.queue_seqs_max = (uint32_t)config.max_queue_seqs;
     s->queue_tokens = (uint32_t)config.max_queue_tokens;
     s->o.max_batch_wait_ms = config.max_batch_wait_ms;

@@ -287,6 +287,25 @@ TEST(a_step_time_is_read_between_the_points)
               137);
 }
 
+TEST(a_step_after_a_rest_is_longer_and_chance_has_the_mean_one)
+{
+    struct device_model m = {
+        .point_count = 1, .rows = {1}, .rows_ns = {1000}, .rest_ns = 100, .rest_share = 0.5};
+    double sum = 0;
+
+    EXPECT_EQ(device_model_step_ns(&m, &(struct device_work){.rows = 1}), 1000);
+    EXPECT_EQ(device_model_step_ns(&m, &(struct device_work){.rows = 1, .idle_ns = 50}), 1250);
+    EXPECT_EQ(device_model_step_ns(&m, &(struct device_work){.rows = 1, .idle_ns = 1e9}), 1500);
+    EXPECT_NEAR(device_model_luck(&m, SPREAD_PROMPTS, 7), 1, 0);
+    m.spreads[SPREAD_PROMPTS] = (struct model_spread){{0.5, 0.75, 1.75}, 3};
+    for (uint64_t n = 0; n < 3000; n++)
+        sum += device_model_luck(&m, SPREAD_PROMPTS, n);
+    EXPECT_NEAR(sum / 3000, 1, 0.03);
+    EXPECT_NEAR(device_model_luck(&m, SPREAD_PROMPTS, 9), device_model_luck(&m, SPREAD_PROMPTS, 9),
+                0);
+    EXPECT_NEAR(device_model_luck(&m, SPREAD_DECODES, 9), 1, 0);
+}
+
 TEST(wrong_devices_are_refused_by_key)
 {
     static const struct {
@@ -300,6 +319,17 @@ TEST(wrong_devices_are_refused_by_key)
         {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, -1]]}", "rows_ns must be pairs"},
         {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"pair_ns\": \"a\"}",
          "pair_ns must be nanoseconds"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"rest_share\": -1}",
+         "rest_share must be a number"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"rest_share\": 0.1}",
+         "rest_ns must be more than 0"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"spread\": [0.5, 1]}",
+         "spread must be 1 to 64 numbers whose mean is 1"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"prompt_spread\": []}",
+         "prompt_spread must be 1 to 64"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"max_num_batched_tokens\": "
+         "3}",
+         "max_num_batched_tokens must be a whole number, 16 to"},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
