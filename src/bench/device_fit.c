@@ -266,7 +266,6 @@ static enum status fit_device(struct fit *f, struct device_model *m, struct erro
              model_description(f->model));
     m->kv_tokens = f->kv_tokens;
     m->max_model_len = f->plan->context_tokens;
-    if (strcmp(f->device_name, "cuda") == 0) m->batched_tokens = f->rows_max;
     return fit_shapes(f, m, err);
 }
 
@@ -313,6 +312,7 @@ int bench_fit_main(int argc, char **argv)
     }
     if (!f.rows_max) f.rows_max = strcmp(f.device_name, "cuda") == 0 ? 2048 : 512;
     st = f.steps_path ? fit_steps(&f, &m, &err) : fit_device(&f, &m, &err);
+    m.gpu = strcmp(f.device_name, "cuda") == 0;
     if (!st && f.log_path) st = front_from_log(f.log_path, &m.request_ns, &m.reply_ns, &err);
     if (!st) st = write_model(&f, &m, &err);
     if (st) fprintf(stderr, "inferd: bench fit: %s\n", err.message);

@@ -60,6 +60,16 @@ static enum status get_count(const struct reader *r, const char *key, uint32_t l
     return STATUS_OK;
 }
 
+static enum status get_kind(const struct reader *r, bool *gpu)
+{
+    const json_t *value = json_object_get(r->page, "kind");
+    const char *kind = json_string_value(value);
+
+    *gpu = kind && strcmp(kind, "cuda") == 0;
+    if (!value || *gpu || (kind && strcmp(kind, "cpu") == 0)) return STATUS_OK;
+    return wrong(r, "kind", "cpu or cuda");
+}
+
 static enum status get_points(const struct reader *r, struct device_model *out)
 {
     const json_t *points = json_object_get(r->page, "rows_ns"), *point;
@@ -124,8 +134,7 @@ static enum status read_model(const struct reader *r, struct device_model *out)
         st = wrong(r, "rest_ns", "more than 0 where there is a rest_share");
     for (int k = 0; !st && k < MODEL_SPREADS; k++)
         st = get_spread(r, spread_names[k], &out->spreads[k]);
-    if (!st && json_object_get(r->page, "max_num_batched_tokens"))
-        st = get_count(r, "max_num_batched_tokens", 16, 65536, &out->batched_tokens);
+    if (!st) st = get_kind(r, &out->gpu);
     if (!st) st = get_time(r, "host_ns", &out->host_ns);
     if (!st) st = get_time(r, "host_seq_ns", &out->host_seq_ns);
     if (!st) st = get_time(r, "request_ns", &out->request_ns);
@@ -185,8 +194,7 @@ json_t *device_model_json(const struct device_model *m)
     for (int k = 0; page && k < MODEL_SPREADS; k++)
         if (m->spreads[k].count)
             json_object_set_new(page, spread_names[k], spread_json(&m->spreads[k]));
-    if (page && m->batched_tokens)
-        json_object_set_new(page, "max_num_batched_tokens", json_integer(m->batched_tokens));
+    if (page) json_object_set_new(page, "kind", json_string(m->gpu ? "cuda" : "cpu"));
     return page;
 }
 

@@ -11,12 +11,13 @@
  *   {"name": "H200, Llama-3-8B bf16", "kv_tokens": 800000, "block_tokens": 16, "max_model_len": 8192,
  *    "rows_ns": [[1, 4200000], [64, 4300000], [512, 12000000]], "output_ns": 500, "kv_token_ns": 33, "pair_ns": 1.3,
  *    "rest_ns": 1e8, "rest_share": 0.1, "spread": [0.9, 1.0, 1.1], "prompt_spread": [0.95, 1.05],
- *    "host_ns": 20000, "host_seq_ns": 300, "request_ns": 500000, "reply_ns": 50000, "max_num_batched_tokens": 2048}
- * name, kv_tokens and rows_ns are required. max_num_batched_tokens: what serve takes on such a device where nothing is said (none: its own
- * default, as on a CPU). `inferd bench fit` measures one of a device that is here, or makes one of a daemon's own steps. */
+ *    "host_ns": 20000, "host_seq_ns": 300, "request_ns": 500000, "reply_ns": 50000, "kind": "cuda"}
+ * name, kv_tokens and rows_ns are required. kind: cpu, or cuda: serve has a GPU's defaults there, and times it before the first request.
+ * `inferd bench fit` measures one of a device that is here, or makes one of a daemon's own steps. */
 #pragma once
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -40,7 +41,7 @@ struct device_model {
         double ratios[MODEL_SPREAD_MAX];
         uint32_t count; /* 0: none */
     } spreads[MODEL_SPREADS];
-    uint32_t batched_tokens;     /* max_num_batched_tokens; 0: not told */
+    bool gpu;                    /* kind is cuda */
     double host_ns, host_seq_ns; /* of a step; of a sequence in it */
     double request_ns,
         reply_ns; /* before a request is submitted; after a step until its tokens are seen */

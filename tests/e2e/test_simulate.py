@@ -94,12 +94,21 @@ def test_the_rows_of_a_step_are_the_devices_unless_said(trace, device, tmp_path)
     """A prompt of 700 tokens takes a step of 2,048 rows, two of 512: as serve has it on a GPU, and on a CPU."""
     page = json.loads(device.read_text())
     gpu = tmp_path / "gpu.json"
-    gpu.write_text(json.dumps({**page, "max_num_batched_tokens": 2048}))
+    gpu.write_text(json.dumps({**page, "kind": "cuda"}))
 
     def steps(path, *more):
         return json.loads(simulate("--trace", trace, "--device", path, *more, "--json", "-"))["runs"][0]["steps"]
 
     assert steps(gpu) == steps(device, "--max-num-batched-tokens", 2048) < steps(device) == steps(gpu, "--max-num-batched-tokens", 512)
+
+
+def test_every_request_is_told_in_the_traces_order(trace, device):
+    page = json.loads(simulate("--trace", trace, "--device", device, "--max-num-seqs", 4, "--max-queue-seqs", 4, "--save-detailed", "--json", "-"))["runs"][0]
+    detail = page["detail"]
+    assert detail["arrival_s"] == [pytest.approx(json.loads(line)["arrival_s"]) for line in trace.read_text().splitlines()]
+    assert [len(detail[key]) for key in ("ttft_ms", "e2el_ms")] == [60, 60]
+    assert detail["ttft_ms"].count(None) == detail["e2el_ms"].count(None) == page["refused"] > 0
+    assert sum(x for x in detail["ttft_ms"] if x) / page["completed"] == pytest.approx(page["mean_ttft_ms"])
 
 
 def test_a_fit_of_the_daemons_own_steps_finds_their_length(start, trace, tmp_path):

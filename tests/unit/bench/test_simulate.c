@@ -128,6 +128,28 @@ TEST(who_would_be_late_is_refused_and_the_others_are_in_time)
     trace_fini(&t);
 }
 
+/* As a GPU's daemon, which is timed before READY: a crowd that is there at once is refused as well as one that comes later. */
+TEST(a_device_that_was_timed_refuses_from_the_first_moment)
+{
+    struct trace t = {0};
+    double worst[2];
+
+    for (int i = 0; i < 600; i++)
+        add(&t, i * 0.001, 64, 1);
+    for (int timed = 0; timed < 2; timed++) {
+        struct sim_options o = constant(10);
+
+        o.max_ttft_ms = 400;
+        o.calibrates = timed;
+        struct sim_result r = run(&o, &t);
+        worst[timed] = samples_percentile(&r.ms[REPORT_TTFT], 100);
+        sim_result_fini(&r);
+    }
+    EXPECT_TRUE(worst[0] > 2000); /* it learns while they come */
+    EXPECT_TRUE(worst[1] < 800);
+    trace_fini(&t);
+}
+
 /* Arrivals at 0.8, 1.5, 3 and 10 times what it can do, the limit being the very objective. */
 TEST(goodput_stays_however_many_come)
 {
@@ -327,9 +349,8 @@ TEST(wrong_devices_are_refused_by_key)
          "spread must be 1 to 64 numbers whose mean is 1"},
         {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"prompt_spread\": []}",
          "prompt_spread must be 1 to 64"},
-        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"max_num_batched_tokens\": "
-         "3}",
-         "max_num_batched_tokens must be a whole number, 16 to"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"kind\": \"tpu\"}",
+         "kind must be cpu or cuda"},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
