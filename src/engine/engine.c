@@ -463,7 +463,7 @@ void engine_first_token(struct engine *e, const struct engine_request *er)
     if (!er->limit_ns || er->predicted_ns < 0) return;
     forecast_margin_learn(&e->margin, er->kind, er->predicted_ns, er->limit_ns,
                           e->now_ns - er->request->times.submitted_ns);
-    atomic_store(&e->published.margin[er->class], e->margin.factor[er->kind]);
+    atomic_store(&e->published.margin[er->kind], e->margin.factor[er->kind]);
 }
 
 static enum status refuse(struct engine *e, struct engine_request *er, enum status st)
