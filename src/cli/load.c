@@ -176,13 +176,6 @@ enum status load_open_device(const struct config *config, struct device_options 
     return st ? st : check_dtype(config, out, options, err);
 }
 
-/* A GPU is at its full rate only with larger steps: 8B, a prompt of 8k on an H200: 219 ms in chunks of 2,048 rows, 243 in ones of 512. */
-static uint32_t batched_tokens(const struct config *config, bool cuda)
-{
-    if (cuda && !config_given(config, "max_num_batched_tokens")) return 2048;
-    return (uint32_t)config->max_num_batched_tokens;
-}
-
 void load_planner_options(const struct config *config, const struct device_options *device,
                           uint64_t device_bytes, struct planner_options *out)
 {
@@ -191,7 +184,7 @@ void load_planner_options(const struct config *config, const struct device_optio
     *out = (struct planner_options){
         .device = *device,
         .max_num_seqs = (uint32_t)config->max_num_seqs,
-        .max_num_batched_tokens = batched_tokens(config, cuda),
+        .max_num_batched_tokens = config_batched_tokens(config, cuda),
         .max_logprobs = (uint32_t)config->max_logprobs,
         .max_model_len = config->max_model_len,
         .kv_bytes = config->kv_cache_memory,
