@@ -168,6 +168,10 @@ TEST(sequences_share_a_pool_that_holds_their_windows)
         if (!plan(&w)) finish(&w);
     counts = sched_counts(w.sched);
     EXPECT_EQ(counts.running, SLOTS);
+    /* of the full attention's pool, which has less left than both together */
+    EXPECT_TRUE(counts.kv_usage_ppm <= 1000000 &&
+                (uint64_t)counts.kv_usage_ppm * counts.kv_blocks_total >
+                    (uint64_t)counts.kv_blocks_used * 1000000);
     run(&w);
     EXPECT_EQ(sched_counts(w.sched).preemptions, 0);
     stop(&w);
