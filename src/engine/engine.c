@@ -597,6 +597,7 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .seqs_blocked = atomic_load(&p->seqs_blocked),
         .kv_blocks_total = atomic_load(&p->kv_blocks_total),
         .kv_blocks_used = atomic_load(&p->kv_blocks_used),
+        .kv_usage = 1e-6 * atomic_load(&p->kv_usage_ppm),
         .step_rows_sum = atomic_load(&p->step_rows_sum),
         .step_ns_sum = atomic_load(&p->step_ns_sum),
         .host_ns_sum = atomic_load(&p->host_ns_sum),

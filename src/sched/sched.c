@@ -657,10 +657,13 @@ struct sched_counts sched_counts(const struct sched *sched)
     memcpy(counts.holds, sched->holds, sizeof counts.holds);
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         uint32_t capacity = kv_pool_capacity(sched->kv.pools[g]);
+        uint32_t used = kv_pool_used_count(sched->kv.pools[g]);
 
+        if (sched->kv.prefix) used -= kv_prefix_kept(sched->kv.prefix, g);
+        uint32_t ppm = (uint32_t)((uint64_t)used * 1000000 / capacity);
         counts.kv_blocks_total += capacity;
-        counts.kv_blocks_used += kv_pool_used_count(sched->kv.pools[g]);
-        if (sched->kv.prefix) counts.kv_blocks_used -= kv_prefix_kept(sched->kv.prefix, g);
+        counts.kv_blocks_used += used;
+        if (ppm > counts.kv_usage_ppm) counts.kv_usage_ppm = ppm;
     }
     if (sched->kv.prefix) {
         struct kv_prefix_counts prefix = kv_prefix_counts(sched->kv.prefix);
