@@ -237,6 +237,28 @@ TEST(made_up_weights_of_block_formats_are_the_cpus)
     }
 }
 
+/* Heads of 256 with norms, windows in most layers: the widest prefill kernel against token by token, which the general
+ * kernel runs. Norms before and behind make every rounding of 18 layers count, so f16 tells the kernels' faults from it. */
+TEST(made_up_gemma_gives_what_the_cpu_gives)
+{
+    static const struct {
+        enum dtype type;
+        uint32_t chunk;
+        double limit;
+    } runs[] = {{DTYPE_F16, 0, 0.06}, {DTYPE_F16, 40, 0.06}, {DTYPE_F16, 1, 0.06}, {DTYPE_BF16, 0, 0.35}};
+
+    if (!have_gpu()) skip();
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        struct harness_options options = {
+            .device = {.compute_dtype = runs[i].type},
+            .model = {.dummy = true, .dummy_dtype = DTYPE_BF16, .dummy_seed = 6},
+            .slots = 3,
+            .context_tokens = 256};
+        check_beside_cpu(INFERD_SOURCE_DIR "/configs/models/Gemma-3-270M", &options, runs[i].chunk,
+                         runs[i].limit);
+    }
+}
+
 TEST(the_type_of_computing_follows_the_weights)
 {
     static const struct {
