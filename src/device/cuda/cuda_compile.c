@@ -20,6 +20,7 @@ static_assert(sizeof(struct state_table_change) == sizeof(struct step_table_chan
 static_assert(sizeof(struct prefill_tile) == 20, "counted in image_bytes of cuda_layout.c");
 static_assert((int)CUDA_TILE_PAIRS == (int)PREFILL_TILE_PAIRS, "one number in two places");
 static_assert((int)CUDA_SKINNY_ROWS <= (int)SKINNY_ROWS_MAX, "what the kernels can take");
+static_assert((int)CUDA_MEDIUM_ROWS == (int)MEDIUM_ROWS_MAX, "one number in two places");
 static_assert((int)CUDA_REFS == (int)STATE_REFS, "one number in two places");
 
 /* --- memory --- */
@@ -36,8 +37,9 @@ void cuda_free_all(struct cuda_device *d)
     memset(d->graphs, 0, sizeof d->graphs); /* called again by close where compiling failed */
     cuda_gemm_close(d->gemm);
     cuda_memory_give_back(&d->memory);
-    free(d->tensor_maps), free(d->gemm_ids), free(d->b.stages);
-    d->tensor_maps = NULL, d->gemm_ids = NULL, d->b.stages = NULL, d->gemm = NULL;
+    free(d->tensor_maps), free(d->mediums), free(d->gemm_ids), free(d->b.stages);
+    d->tensor_maps = NULL, d->mediums = NULL, d->gemm_ids = NULL, d->b.stages = NULL,
+    d->gemm = NULL;
 }
 
 /* --- tables --- */
@@ -58,20 +60,51 @@ static enum status fill_ropes(struct cuda_device *d, struct error *err)
     return e ? error_set(err, STATUS_DEVICE, "rope tables: %s", cudaGetErrorString(e)) : STATUS_OK;
 }
 
+static bool all_skinny(const struct cuda_device *d, uint32_t rows)
+{
+    for (uint32_t i = 0; i < d->plan->stage_count; i++) {
+        const struct cuda_stage *s = &d->b.stages[i];
+        bool norm = s->plan->kind != STAGE_ATTN_OUT && s->plan->kind != STAGE_FFN_OUT;
+        if (s->weight.rows && !skinny_gemm_fits(&d->ctx, rows, s->weight.cols_padded, norm))
+            return false;
+    }
+    return true;
+}
+
+/* A step's products are all of one kind, so that each can prepare the next. Those of the next kind give a row the same bits up
+ * to 64 rows: where that is asked for, they run all. Without them, each product is skinny that can be. */
+static uint32_t choose_skinny_rows(const struct cuda_device *d)
+{
+    uint32_t rows = CUDA_SKINNY_ROWS;
+
+    for (uint32_t i = 0; i < d->plan->stage_count; i++)
+        if (d->b.stages[i].weight.rows && !d->mediums[d->b.stages[i].index].N) return rows;
+    if (d->options.batch_invariant) return 0;
+    while (rows > 0 && !all_skinny(d, rows))
+        rows--;
+    return rows;
+}
+
 static enum status make_tensor_maps(struct cuda_device *d, struct error *err)
 {
     if (d->ctx.capability < 90) return STATUS_OK;
     d->tensor_maps = calloc(d->b.weight_count, sizeof *d->tensor_maps);
-    if (!d->tensor_maps) return error_set(err, STATUS_NOMEM, "no memory for tensor maps");
+    d->mediums = calloc(d->b.weight_count, sizeof *d->mediums);
+    if (!d->tensor_maps || !d->mediums)
+        return error_set(err, STATUS_NOMEM, "no memory for tensor maps");
     for (uint32_t i = 0; i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &d->b.stages[i];
         if (!s->weight.rows) continue;
         cudaError_t e = skinny_weight_init(&d->tensor_maps[s->index], s->weight.at, s->weight.rows,
                                            s->weight.cols_padded, d->ctx.type);
+        if (!e && medium_gemm_fits(&d->ctx, 1, s->weight.rows, s->weight.cols_padded))
+            e = medium_weight_init(&d->mediums[s->index], &d->ctx, s->weight.at, s->weight.rows,
+                                   s->weight.cols_padded, NULL);
         if (e)
             return error_set(err, STATUS_DEVICE, "tensor map of a weight: %s",
                              cudaGetErrorString(e));
     }
+    d->skinny_rows = choose_skinny_rows(d);
     return STATUS_OK;
 }
 
@@ -163,14 +196,15 @@ static cudaError_t capture(struct cuda_device *d, uint32_t bucket)
 }
 
 /* The body as steps with a part of a prompt run it, on padding. Which fused product runs depends on the number of rows, and
- * such steps are not rounded up to a bucket: each number that has them, then one for the library's. */
+ * such steps are not rounded up to a bucket: each number of the few that have their own, then one each for the next kind and
+ * the library's. */
 static cudaError_t pass_chunks(struct cuda_device *d, const struct prefill_tile *tiles)
 {
     struct cuda_forward f = {.tiles = tiles, .tile_count = 1, .has_chunks = true};
     cudaError_t e = cudaSuccess;
 
-    for (uint32_t i = 1; !e && i <= CUDA_SKINNY_ROWS + 1; i++) {
-        f.rows = i <= CUDA_SKINNY_ROWS ? i : 64;
+    for (uint32_t i = 1; !e && i <= CUDA_SKINNY_ROWS + 2; i++) {
+        f.rows = i <= CUDA_SKINNY_ROWS ? i : (i - CUDA_SKINNY_ROWS) * CUDA_MEDIUM_ROWS;
         if (f.rows > d->b.rows) f.rows = d->b.rows;
         f.outputs = f.rows < d->b.outputs ? f.rows : d->b.outputs;
         e = cuda_forward_run(d, &f);
