@@ -5,7 +5,7 @@
  * Norm      What adds to the residual stream (MEDIUM_RESIDUAL with next_gain) leaves h = T(x * gain) and, by row and tile, sums
  *           of squares; the product behind it reads h as its x and multiplies its own sums by 1 / rms (norm_sums). Only for
  *           bf16: f16 has not the range.
- * Numerics  an output's bits depend on W, on its own row of x, on N, K and the device only: never on the other rows or M. */
+ * Numerics  an output's bits depend on W, on its own row of x and on the cut only: never on the other rows or M. */
 #pragma once
 
 #include "common/context.h"
@@ -17,10 +17,11 @@ extern "C" {
 
 enum { MEDIUM_ROWS_MAX = 64 };
 
-/* How a product is cut: blocks take `tile` rows of W and 1 / splits of K; the splits of a tile are a cluster. */
+/* How a product is cut: blocks take `tile` rows of W and 1 / splits of K; the splits of `share` tiles are a cluster, in which x is
+ * brought once for all blocks of one part of K. share is a power of two, splits * share <= CLUSTER_MAX. */
 struct medium_shape {
-    uint32_t tile;   /* 64, 96, 128, 160, 192, 224 or 256 */
-    uint32_t splits; /* 1..8 */
+    uint32_t tile; /* 64, 96, 128, 160, 192, 224 or 256 */
+    uint32_t splits, share;
 };
 /* A weight as TMA sees it, and its cut. Made once. */
 struct medium_weight {
@@ -29,9 +30,10 @@ struct medium_weight {
     struct medium_shape shape;
 };
 bool medium_gemm_fits(const struct kernel_context *ctx, uint32_t M, uint32_t N, uint32_t K);
-/* The cut that should be fastest, by a rule; the same for every M. */
-struct medium_shape medium_shape_of(const struct kernel_context *ctx, uint32_t N, uint32_t K);
-/* W: device pointer, 16-byte aligned. shape: NULL: medium_shape_of(). */
+/* The cuts that should be fastest, by a rule, the best first: at most `most` of them, at least one where the weight fits. */
+uint32_t medium_shapes(const struct kernel_context *ctx, uint32_t N, uint32_t K,
+                       struct medium_shape *out, uint32_t most);
+/* W: device pointer, 16-byte aligned. shape: NULL: the rule's first. */
 cudaError_t medium_weight_init(struct medium_weight *out, const struct kernel_context *ctx,
                                const void *W, uint32_t N, uint32_t K,
                                const struct medium_shape *shape);

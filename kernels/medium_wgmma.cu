@@ -4,11 +4,12 @@
  * Roles    x is the 64-row operand a of wgmma, a tile of W the operand b: rows of W are wgmma's n, which comes in steps of 8,
  *          so a tile can be as high as fills the device in one wave. A producer thread fills stages of 64 columns of both by
  *          TMA (weights evict-first); two warpgroups take half of the tile's rows each.
- * Cut      High tiles, because every tile reads all of x from L2: at 224 rows 29 % on top of the weights. What tiles leave of the
- *          SMs is filled by cutting K among the blocks of a cluster, which add up through each other's shared memory in
- *          the order of K: no scratch, no second launch.
+ * Cut      What tiles leave of the SMs is filled by cutting K among the blocks of a cluster, which add up through each other's
+ *          shared memory in the order of K: no scratch, no second launch. x costs as much L2 traffic per tile as 64 rows of W:
+ *          blocks of neighbouring tiles bring it in turns, each for all (multicast).
  * Ends     Sums go through shared memory so that a warp writes whole rows, and so that one row's squares are one warp's.
- * Chain    The first stages of W are asked for before pdl_wait(): they stream in while the previous kernel ends.
+ * Chain    The first stages of W are asked for before pdl_wait(): they stream in while the previous kernel ends. (Blocks of
+ *          less than half an SM, so that the next kernel's come in beside them, were slower: they come in by twos.)
  * Launch   one block per SM, 288 threads; more tiles than SMs: persistent, and the sums get memory of their own.
  * Floor    N*K*2 bytes. */
 #include <math.h>
@@ -26,9 +27,10 @@ namespace
 constexpr uint32_t THREADS = 288, COMPUTE = 256, WARPS = COMPUTE / 32, STAGES_MAX = 12;
 constexpr uint32_t ROWS = MEDIUM_ROWS_MAX, X_BYTES = ROWS * 128;
 constexpr uint32_t SHARED_MAX = 226 * 1024 - 1024; /* less barriers and what alignment takes */
+constexpr int ROWS_AT_ONCE = 2; /* of a warp at a tile's end: their loads are under way together */
 
 struct params {
-    uint32_t M, N, rows8, kblocks, tiles, splits, stages;
+    uint32_t M, N, rows8, kblocks, tiles, splits, share, stages;
     bool out_apart; /* sums lie behind the ring, not in it: the producer runs ahead of them */
     const float *norm_sums;
     uint32_t norm_tiles, norm_cols;
@@ -131,122 +133,187 @@ __device__ __forceinline__ float write_four(const params &p, uint32_t m, uint32_
     return 0.f;
 }
 
-/* One row of a tile by one warp: the parts of all blocks of the cluster in the order of K, then the end. */
+/* Rows m, m + step, ... of a tile by one warp: the parts of all blocks of a split in the order of K, then the end. */
 template <typename T, uint32_t TILE>
-__device__ __forceinline__ void finish_row(const params &p, uint32_t tile, uint32_t m, float *out,
-                                           float factor)
+__device__ __forceinline__ void finish_rows(const params &p, uint32_t tile, uint32_t m0,
+                                            uint32_t step, uint32_t peer, float *out,
+                                            const float *factors, const place *places)
 {
     constexpr int PIECES = (TILE + 127) / 128; /* of 128 columns, four a lane */
     const uint32_t lane = threadIdx.x & 31, first = tile * TILE;
-    float4 v[PIECES], old[PIECES];
-    place at = {-1, -1};
-    float ss = 0.f;
+    float4 v[ROWS_AT_ONCE][PIECES], old[ROWS_AT_ONCE][PIECES];
 
-    if (p.epilogue == MEDIUM_QKV) at = {p.qkv.positions[m], p.qkv.kv_slots[m]};
 #pragma unroll
-    for (int j = 0; j < PIECES; j++) {
-        const uint32_t c = lane * 4 + j * 128;
-        v[j] = old[j] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (p.epilogue == MEDIUM_RESIDUAL && c < TILE && first + c < p.N)
-            old[j] = __ldcg((const float4 *)((const float *)p.y + m * p.y_stride + first + c));
-    }
-#pragma unroll 4
+    for (int i = 0; i < ROWS_AT_ONCE; i++)
+#pragma unroll
+        for (int j = 0; j < PIECES; j++) {
+            const uint32_t c = lane * 4 + j * 128, m = m0 + i * step;
+            v[i][j] = old[i][j] = make_float4(0.f, 0.f, 0.f, 0.f);
+            if (p.epilogue == MEDIUM_RESIDUAL && m < p.M && c < TILE && first + c < p.N)
+                old[i][j] =
+                    __ldcg((const float4 *)((const float *)p.y + m * p.y_stride + first + c));
+        }
+#pragma unroll 2
     for (uint32_t s = 0; s < p.splits; s++) {
-        const float *from = p.splits > 1 ? cluster_peer(out, s) : out;
+        const float *from = p.splits > 1 ? cluster_peer(out, peer + s) : out;
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++)
+#pragma unroll
+            for (int j = 0; j < PIECES; j++) {
+                const uint32_t c = lane * 4 + j * 128, m = m0 + i * step;
+                if (m >= p.M || c >= TILE) continue;
+                const float4 w = *(const float4 *)(from + m * out_stride(TILE) + c);
+                v[i][j] =
+                    make_float4(v[i][j].x + w.x, v[i][j].y + w.y, v[i][j].z + w.z, v[i][j].w + w.w);
+            }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS_AT_ONCE; i++) {
+        const uint32_t m = m0 + i * step;
+        float ss = 0.f;
+        if (m >= p.M) break;
+        const float f = p.norm_sums ? factors[m] : 1.f;
+        const place at = p.epilogue == MEDIUM_QKV ? places[m] : place{-1, -1};
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
             const uint32_t c = lane * 4 + j * 128;
-            if (c >= TILE) continue;
-            const float4 w = *(const float4 *)(from + m * out_stride(TILE) + c);
-            v[j] = make_float4(v[j].x + w.x, v[j].y + w.y, v[j].z + w.z, v[j].w + w.w);
+            const float4 w =
+                make_float4(v[i][j].x * f, v[i][j].y * f, v[i][j].z * f, v[i][j].w * f);
+            if (c < TILE && first + c < p.N) ss += write_four<T>(p, m, first + c, w, old[i][j], at);
         }
+        if (!p.next_gain) continue;
+        ss = lanes_sum<32>(ss);
+        if (lane == 0 && tile < p.tiles) p.sums[m * p.tiles + tile] = ss;
     }
-#pragma unroll
-    for (int j = 0; j < PIECES; j++) {
-        const uint32_t c = lane * 4 + j * 128;
-        if (c >= TILE || first + c >= p.N) continue;
-        const float4 w =
-            make_float4(v[j].x * factor, v[j].y * factor, v[j].z * factor, v[j].w * factor);
-        ss += write_four<T>(p, m, first + c, w, old[j], at);
-    }
-    if (!p.next_gain) return;
-    ss = lanes_sum<32>(ss);
-    if (lane == 0) p.sums[m * p.tiles + tile] = ss;
 }
 
 /* --- roles --- */
 
-struct run { /* of a block: its tiles and its part of K */
-    uint32_t tile, tile_step, rank, k_begin, k_count;
+struct run { /* of a block: its place in the cluster, its tiles and its part of K */
+    uint32_t split, member, group, groups, group_step, k_begin, k_count;
 };
 
 __device__ __forceinline__ run run_of(const params &p)
 {
-    run r = {blockIdx.x, gridDim.x, 0, 0, p.kblocks};
+    const uint32_t size = p.splits * p.share, rank = blockIdx.x % size;
+    run r = {rank % p.splits, rank / p.splits, blockIdx.x / size, (p.tiles + p.share - 1) / p.share,
+             gridDim.x / size};
 
-    if (p.splits > 1) {
-        r.tile = blockIdx.x / p.splits, r.rank = cluster_rank();
-        r.k_begin = p.kblocks * r.rank / p.splits;
-        r.k_count = p.kblocks * (r.rank + 1) / p.splits - r.k_begin;
-        r.tile_step = p.tiles; /* one tile a cluster */
-    }
+    r.k_begin = p.kblocks * r.split / p.splits;
+    r.k_count = p.kblocks * (r.split + 1) / p.splits - r.k_begin;
     return r;
 }
 
-template <uint32_t TILE>
-__device__ __forceinline__ void produce(const params &p, const run &r, const CUtensorMap *W,
-                                        const CUtensorMap *x, uint64_t *full, uint64_t *empty,
-                                        unsigned char *ring)
+/* All of x's rows, 64 columns, to the same place of every block in `mask`. */
+__device__ __forceinline__ void copy_box_to_all(uint32_t dst, const void *map, uint64_t *bar,
+                                                int c2, uint16_t mask)
 {
-    constexpr uint32_t W_BYTES = TILE * 128, STAGE_BYTES = W_BYTES + X_BYTES;
-    const uint32_t bytes = W_BYTES + p.rows8 * 128;
-    const uint32_t ahead = r.k_count < p.stages ? r.k_count : p.stages;
-    const auto load_w = [&](uint32_t stage, uint32_t tile, uint32_t k) {
-        mbarrier_expect(&full[stage], bytes);
-        tma_load_3d(ring + stage * STAGE_BYTES, W, &full[stage], 0, (int)(tile * TILE), (int)k);
-    };
-    const auto load_x = [&](uint32_t stage, uint32_t k) {
-        copy_box(smem_addr(ring + stage * STAGE_BYTES + W_BYTES), x, &full[stage], 0, 0, (int)k);
-    };
-
-    for (uint32_t i = 0; i < ahead; i++) /* the first tile of every block is there */
-        load_w(i, r.tile, r.k_begin + i);
-    pdl_wait(); /* x is the previous kernel's */
-    for (uint32_t i = 0; i < ahead; i++)
-        load_x(i, r.k_begin + i);
-    uint32_t stage = ahead == p.stages ? 0 : ahead, phase = ahead == p.stages ? 0 : 1, k = ahead;
-    for (uint32_t tile = r.tile; tile < p.tiles; tile += r.tile_step, k = 0)
-        for (; k < r.k_count; k++) {
-            mbarrier_wait(&empty[stage], phase);
-            load_w(stage, tile, r.k_begin + k);
-            load_x(stage, r.k_begin + k);
-            if (++stage == p.stages) stage = 0, phase ^= 1;
-        }
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %3, %4}], [%2], %5;" ::"r"(dst),
+                 "l"(map), "r"(smem_addr(bar)), "r"(0), "r"(c2), "h"(mask)
+                 : "memory");
 }
 
-template <typename T, int WN>
-__device__ __forceinline__ void compute(const params &p, const run &r, uint64_t *full,
-                                        uint64_t *empty, unsigned char *ring, float *out,
-                                        float *factors)
+/* At the same barrier of another block of the cluster. Nothing is handed over but the room, so no fence (which would wait for
+ * all of the device: 2.5 times the whole product's time). */
+__device__ __forceinline__ void arrive_at(uint64_t *bar, uint32_t rank)
 {
-    constexpr uint32_t TILE = 2 * WN, W_BYTES = TILE * 128, STAGE_BYTES = W_BYTES + X_BYTES;
-    const uint32_t t = threadIdx.x, lane = t & 31, warp = t / 32, group = t / 128;
-    const uint32_t base = smem_addr(ring);
-    uint32_t stage = 0, phase = 0;
+    asm volatile("{ .reg .b32 peer; mapa.shared::cluster.u32 peer, %0, %1;"
+                 " mbarrier.arrive.shared::cluster.b64 _, [peer]; }" ::"r"(smem_addr(bar)),
+                 "r"(rank)
+                 : "memory");
+}
 
-    pdl_wait();
-    for (uint32_t m = r.rank + p.splits * warp; m < p.M; m += p.splits * WARPS) {
+/* Which of the blocks that share x brings it for a stage. share is a power of two. */
+__device__ __forceinline__ uint32_t turn_of(const params &p, uint32_t stage)
+{
+    return stage & (p.share - 1);
+}
+
+/* Fills stages in turn: W always, x where it is this block's turn. */
+template <uint32_t TILE> struct producer {
+    static constexpr uint32_t W_BYTES = TILE * 128, STAGE_BYTES = W_BYTES + X_BYTES;
+    const params &p;
+    const run &r;
+    const CUtensorMap *W, *x;
+    uint64_t *full, *empty;
+    unsigned char *ring;
+    uint32_t ahead;   /* stages that can be filled at once */
+    uint16_t sharers; /* the blocks that x is for */
+
+    __device__ __forceinline__ void load_w(uint32_t stage, uint32_t group, uint32_t k)
+    {
+        mbarrier_expect(&full[stage], W_BYTES + p.rows8 * 128);
+        tma_load_3d(ring + stage * STAGE_BYTES, W, &full[stage], 0,
+                    (int)((group * p.share + r.member) * TILE), (int)(r.k_begin + k));
+    }
+    __device__ __forceinline__ void load_x(uint32_t stage, uint32_t k)
+    {
+        const uint32_t dst = smem_addr(ring + stage * STAGE_BYTES + W_BYTES);
+
+        if (turn_of(p, stage) != r.member) return;
+        if (p.share == 1)
+            copy_box(dst, x, &full[stage], 0, 0, (int)(r.k_begin + k));
+        else
+            copy_box_to_all(dst, x, &full[stage], (int)(r.k_begin + k), sharers);
+    }
+    __device__ __forceinline__ void begin()
+    {
+        for (uint32_t i = 0; i < ahead; i++)
+            load_w(i, r.group, i);
+    }
+    __device__ __forceinline__ void rest()
+    {
+        uint32_t stage = ahead == p.stages ? 0 : ahead, phase = ahead == p.stages ? 0 : 1;
+        uint32_t k = ahead;
+
+        for (uint32_t i = 0; i < ahead; i++)
+            load_x(i, i);
+        for (uint32_t group = r.group; group < r.groups; group += r.group_step, k = 0)
+            for (; k < r.k_count; k++) {
+                mbarrier_wait(&empty[stage], phase);
+                load_w(stage, group, k);
+                load_x(stage, k);
+                if (++stage == p.stages) stage = 0, phase ^= 1;
+            }
+    }
+};
+
+/* What rows end with, known before their sums are: by the warps that will want it. */
+__device__ __forceinline__ void fetch_rows(const params &p, uint32_t m0, uint32_t step,
+                                           float *factors, place *places)
+{
+    const uint32_t lane = threadIdx.x & 31;
+
+    for (uint32_t m = m0; m < p.M; m += step) {
+        if (p.epilogue == MEDIUM_QKV && lane == 0)
+            places[m] = {p.qkv.positions[m], p.qkv.kv_slots[m]};
+        if (!p.norm_sums) continue;
         float s = 0.f;
-        if (!p.norm_sums) break;
         for (uint32_t i = lane; i < p.norm_tiles; i += 32)
             s += __ldcg(p.norm_sums + m * p.norm_tiles + i);
         s = lanes_sum<32>(s);
         if (lane == 0) factors[m] = rsqrtf(s / (float)p.norm_cols + p.norm_eps);
     }
-    for (uint32_t tile = r.tile; tile < p.tiles; tile += r.tile_step) {
+    __syncwarp();
+}
+
+template <typename T, int WN>
+__device__ __forceinline__ void compute(const params &p, const run &r, uint64_t *full,
+                                        uint64_t *empty, unsigned char *ring, float *out,
+                                        float *factors, place *places)
+{
+    constexpr uint32_t TILE = 2 * WN, W_BYTES = TILE * 128, STAGE_BYTES = W_BYTES + X_BYTES;
+    const uint32_t t = threadIdx.x, lane = t & 31, warp = t / 32, half = t / 128;
+    const uint32_t base = smem_addr(ring), m0 = r.split + p.splits * warp, step = p.splits * WARPS;
+    uint32_t stage = 0, phase = 0;
+
+    fetch_rows(p, m0, step, factors, places);
+    for (uint32_t group = r.group; group < r.groups; group += r.group_step) {
+        const uint32_t tile = group * p.share + r.member;
         float c[WN / 2];
         for (uint32_t k = 0; k < r.k_count; k++) {
-            const uint32_t W = base + stage * STAGE_BYTES + group * (WN * 128),
+            const uint32_t W = base + stage * STAGE_BYTES + half * (WN * 128),
                            x = base + stage * STAGE_BYTES + W_BYTES;
             mbarrier_wait(&full[stage], phase);
             wgmma_hold(c);
@@ -258,13 +325,17 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(c);
-            if (lane == 0) mbarrier_arrive(&empty[stage]);
+            if (lane == 0) {
+                mbarrier_arrive(&empty[stage]);
+                if (turn_of(p, stage) != r.member)
+                    arrive_at(&empty[stage], r.split + turn_of(p, stage) * p.splits);
+            }
             if (++stage == p.stages) stage = 0, phase ^= 1;
         }
-        /* nobody reads the ring, or the sums of the tile before, any more */
+        /* nobody of this block reads the ring, or the sums of the tile before, any more */
         named_sync(1, COMPUTE);
         const uint32_t row = warp % 4 * 16 + lane / 4;
-        float *to = out + row * out_stride(TILE) + group * WN + lane % 4 * 2;
+        float *to = out + row * out_stride(TILE) + half * WN + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (row + i * 8 < p.M)
@@ -276,8 +347,8 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
             cluster_sync();
         else
             named_sync(1, COMPUTE);
-        for (uint32_t m = r.rank + p.splits * warp; m < p.M; m += p.splits * WARPS)
-            finish_row<T, TILE>(p, tile, m, out, p.norm_sums ? factors[m] : 1.f);
+        for (uint32_t m = m0; m < p.M; m += step * ROWS_AT_ONCE)
+            finish_rows<T, TILE>(p, tile, m, step, r.member * p.splits, out, factors, places);
     }
 }
 
@@ -290,27 +361,45 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ unsigned char raw[];
     __shared__ uint64_t full[STAGES_MAX], empty[STAGES_MAX];
     __shared__ float factors[ROWS];
+    __shared__ place places[ROWS];
     unsigned char *const ring = raw + ((1024 - (smem_addr(raw) & 1023)) & 1023);
     float *const out = (float *)(ring + (p.out_apart ? p.stages * (2 * WN * 128 + X_BYTES) : 0));
     const run r = run_of(p);
+    uint32_t sharers = 0;
+    for (uint32_t i = 0; i < p.share; i++)
+        sharers |= 1u << (r.split + i * p.splits);
+    producer<2 *WN> loads = {p,
+                             r,
+                             &W,
+                             &x,
+                             full,
+                             empty,
+                             ring,
+                             r.k_count < p.stages ? r.k_count : p.stages,
+                             (uint16_t)sharers};
 
     pdl_trigger();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == COMPUTE) {
         for (uint32_t i = 0; i < p.stages; i++) {
             mbarrier_init(&full[i], 1);
-            mbarrier_init(&empty[i], WARPS);
+            /* who brings x for a stage waits for all who read it */
+            mbarrier_init(&empty[i], turn_of(p, i) == r.member ? WARPS * p.share : WARPS);
         }
         mbarrier_init_fence();
+        loads.begin();
     }
     __syncthreads();
+    if (p.share > 1) cluster_meet(); /* barriers are there before others count on them */
+    pdl_wait();
     if (threadIdx.x < COMPUTE) {
-        compute<T, WN>(p, r, full, empty, ring, out, factors);
+        compute<T, WN>(p, r, full, empty, ring, out, factors, places);
     } else {
-        if (threadIdx.x == COMPUTE) produce<2 * WN>(p, r, &W, &x, full, empty, ring);
+        if (threadIdx.x == COMPUTE) loads.rest();
         __syncwarp();
         if (p.splits > 1) cluster_sync(); /* the one before rows are finished */
     }
-    if (p.splits > 1) cluster_sync(); /* no block goes while another may read its memory */
+    /* no block goes while another may read its memory, or count on its barriers */
+    if (p.splits * p.share > 1) cluster_meet();
 }
 
 /* --- launch --- */
@@ -339,17 +428,20 @@ template <typename T, int WN>
 cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_args *a)
 {
     const struct medium_weight *w = a->weight;
-    const uint32_t tiles = medium_tiles(w), splits = w->shape.splits, rows8 = (a->M + 7) / 8 * 8,
-                   sms = (uint32_t)ctx->sm_count;
-    const uint32_t blocks = splits > 1 || tiles < sms ? tiles * splits : sms;
-    const memory m = memory_of(w->shape, w->K / 64, blocks < tiles);
+    const struct medium_shape &s = w->shape;
+    const uint32_t tiles = medium_tiles(w), size = s.splits * s.share,
+                   groups = (tiles + s.share - 1) / s.share, rows8 = (a->M + 7) / 8 * 8;
+    /* a cluster for each group; where K is whole, no more than fit at once */
+    const uint32_t clusters =
+        s.splits > 1 || groups < ctx->clusters[size] ? groups : ctx->clusters[size];
+    const memory m = memory_of(s, w->K / 64, clusters < groups);
     const uint64_t dims[3] = {64, a->M, w->K / 64}, strides[2] = {a->x_stride * 2, 128};
     const uint32_t box[3] = {64, rows8, 1};
-    const params p = {a->M,         w->N,        rows8,       w->K / 64,    tiles,
-                      splits,       m.stages,    m.out_apart, a->norm_sums, a->norm_tiles,
-                      a->norm_cols, a->norm_eps, a->bias,     a->epilogue,  a->act,
-                      a->scale,     a->softcap,  a->y,        a->y_stride,  a->next_gain,
-                      a->h,         a->h_stride, a->sums,     a->qkv};
+    const params p = {a->M,          w->N,         rows8,       w->K / 64,   tiles,
+                      s.splits,      s.share,      m.stages,    m.out_apart, a->norm_sums,
+                      a->norm_tiles, a->norm_cols, a->norm_eps, a->bias,     a->epilogue,
+                      a->act,        a->scale,     a->softcap,  a->y,        a->y_stride,
+                      a->next_gain,  a->h,         a->h_stride, a->sums,     a->qkv};
     const auto kernel = medium_kernel<T, WN>;
     CUtensorMap W, x;
 
@@ -358,9 +450,9 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_arg
     if (!e)
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)m.bytes);
     if (e) return e;
-    return splits > 1
-               ? launch_clusters(ctx, kernel, dim3(blocks), dim3(THREADS), m.bytes, splits, p, W, x)
-               : launch(ctx, kernel, dim3(blocks), dim3(THREADS), m.bytes, p, W, x);
+    return size > 1 ? launch_clusters(ctx, kernel, dim3(clusters * size), dim3(THREADS), m.bytes,
+                                      size, p, W, x)
+                    : launch(ctx, kernel, dim3(clusters), dim3(THREADS), m.bytes, p, W, x);
 }
 
 template <typename T>
@@ -383,23 +475,22 @@ cudaError_t launch_medium(const struct kernel_context *ctx, const struct medium_
     }
 }
 
-/* About how long a cut takes, in ns. The rates are bytes per ns and SM, of an H200: what all get of memory when all read, what one
- * can take of memory and of L2, what all get of L2; elsewhere their ratios count. */
-double cost_of(const struct kernel_context *ctx, uint32_t N, uint32_t K, uint32_t tile,
-               uint32_t splits)
+/* About how long a cut takes, in ns. The rates are bytes per ns and SM, of an H200: what all get of memory, and of memory and L2
+ * together, and what one can take of both; elsewhere their ratios count. */
+double cost_of(const struct kernel_context *ctx, uint32_t N, uint32_t K,
+               const struct medium_shape &s)
 {
-    const double MEMORY = 34, ONE_MEMORY = 42, ONE_L2 = 56, L2 = 47;
-    const uint32_t tiles = (N + tile - 1) / tile, kblocks = K / 64,
-                   slots = splits == 1 ? (uint32_t)ctx->sm_count : ctx->clusters[splits] * splits;
+    const double MEMORY = 34.4, BOTH = 38, ONE_MEMORY = 42, ONE_BOTH = 46;
+    const uint32_t tiles = (N + s.tile - 1) / s.tile, kblocks = K / 64, size = s.splits * s.share;
+    const uint32_t groups = (tiles + s.share - 1) / s.share, slots = ctx->clusters[size];
 
-    if (!slots || splits > kblocks) return INFINITY;
-    const double waves = (tiles * splits + slots - 1) / slots, blocks = tiles * splits,
-                 w = (kblocks + splits - 1) / splits * 128. * tile,
-                 x = (kblocks + splits - 1) / splits * 128. * ROWS, sms = ctx->sm_count;
-    double t = 2. * N * K / (MEMORY * sms);
-    t = fmax(t, fmax(waves * w / ONE_MEMORY, waves * (w + x) / ONE_L2));
-    t = fmax(t, blocks * (w + x) / (L2 * sms));
-    return t + 600 + tile * ROWS * 4 / 60. + (splits > 1 ? 900 : 0);
+    if (!slots || s.splits > kblocks) return INFINITY;
+    const double waves = (groups + slots - 1) / slots, blocks = groups * size, sms = ctx->sm_count,
+                 w = (kblocks + s.splits - 1) / s.splits * 128. * s.tile,
+                 x = (kblocks + s.splits - 1) / s.splits * 128. * ROWS / s.share;
+    double t = fmax(2. * N * K / (MEMORY * sms), waves * w / ONE_MEMORY);
+    t = fmax(t, fmax(blocks * (w + x) / (BOTH * sms), waves * (w + x) / ONE_BOTH));
+    return t + s.tile * ROWS * 4 / 60. + (s.splits > 1 ? 1200 : 0) + (s.share > 1 ? 300 : 0);
 }
 
 } // namespace
@@ -412,17 +503,27 @@ bool medium_gemm_fits(const struct kernel_context *ctx, uint32_t M, uint32_t N, 
            K >= 64 && K % 64 == 0;
 }
 
-struct medium_shape medium_shape_of(const struct kernel_context *ctx, uint32_t N, uint32_t K)
+uint32_t medium_shapes(const struct kernel_context *ctx, uint32_t N, uint32_t K,
+                       struct medium_shape *out, uint32_t most)
 {
-    struct medium_shape best = {64, 1};
-    double least = INFINITY;
+    uint32_t count = 0;
 
-    for (uint32_t splits = 1; splits <= CLUSTER_MAX; splits++)
-        for (uint32_t tile = 64; tile <= 256; tile += 32) {
-            const double cost = cost_of(ctx, N, K, tile, splits);
-            if (cost < least) least = cost, best = {tile, splits};
-        }
-    return best;
+    for (uint32_t share = 1; share <= 4; share *= 2)
+        for (uint32_t splits = 1; splits * share <= CLUSTER_MAX; splits++)
+            for (uint32_t tile = 64; tile <= 256; tile += 32) {
+                const struct medium_shape s = {tile, splits, share};
+                const double cost = cost_of(ctx, N, K, s);
+                uint32_t at = count;
+                if (cost == INFINITY) continue;
+                while (at > 0 && cost < cost_of(ctx, N, K, out[at - 1]))
+                    at--;
+                if (at == most) continue;
+                if (count < most) count++;
+                for (uint32_t i = count - 1; i > at; i--)
+                    out[i] = out[i - 1];
+                out[at] = s;
+            }
+    return count;
 }
 
 cudaError_t medium_weight_init(struct medium_weight *out, const struct kernel_context *ctx,
@@ -433,9 +534,13 @@ cudaError_t medium_weight_init(struct medium_weight *out, const struct kernel_co
 
     if (!medium_gemm_fits(ctx, 1, N, K)) return cudaErrorInvalidValue;
     out->N = N, out->K = K;
-    out->shape = shape ? *shape : medium_shape_of(ctx, N, K);
-    if (out->shape.splits < 1 || out->shape.splits > CLUSTER_MAX || out->shape.splits > K / 64 ||
-        (out->shape.splits > 1 && !ctx->clusters[out->shape.splits]))
+    if (shape)
+        out->shape = *shape;
+    else
+        medium_shapes(ctx, N, K, &out->shape, 1);
+    const uint32_t size = out->shape.splits * out->shape.share;
+    if (size < 1 || size > CLUSTER_MAX || (out->shape.share & (out->shape.share - 1)) ||
+        out->shape.splits > K / 64 || !ctx->clusters[size])
         return cudaErrorInvalidValue;
     const uint64_t dims[3] = {64, N, K / 64}, strides[2] = {K * 2ull, 128};
     const uint32_t box[3] = {64, out->shape.tile, 1};

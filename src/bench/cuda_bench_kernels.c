@@ -137,11 +137,15 @@ static void medium_case(struct kernel_bench *b, const char *what, uint32_t N, ui
 {
     static struct medium_job j;
     uint64_t bytes = 2ull * N * K;
-    struct medium_shape is = shape ? *shape : medium_shape_of(b->ctx, N, K);
+    struct medium_shape is;
     char name[96];
 
-    snprintf(name, sizeof name, "%s %s %ux%u M %u, %u/%u", shape ? "cut" : "medium", what, N, K, M,
-             is.tile, is.splits);
+    if (shape)
+        is = *shape;
+    else if (!medium_shapes(b->ctx, N, K, &is, 1))
+        return;
+    snprintf(name, sizeof name, "%s %s %ux%u M %u, %u/%u/%u", shape ? "cut" : "medium", what, N, K,
+             M, is.tile, is.splits, is.share);
     if ((b->o->only && !strstr(name, b->o->only)) || !medium_gemm_fits(b->ctx, M, N, K)) return;
     j = (struct medium_job){.b = b};
     j.weight_count = (uint32_t)(COLD_BYTES / bytes) + 1;
@@ -195,11 +199,13 @@ static void medium_cases(struct kernel_bench *b)
 static void cut_cases(struct kernel_bench *b)
 {
     for (size_t i = 0; i < sizeof medium_products / sizeof *medium_products; i++)
-        for (uint32_t n = 0; n < 7 * CLUSTER_MAX; n++) {
+        for (uint32_t n = 0; n < 7 * CLUSTER_MAX * 3; n++) {
             const struct medium_product *p = &medium_products[i];
-            struct medium_shape shape = {64 + n / CLUSTER_MAX * 32, n % CLUSTER_MAX + 1};
+            struct medium_shape shape = {64 + n / 3 / CLUSTER_MAX * 32, n / 3 % CLUSTER_MAX + 1,
+                                         1u << n % 3};
             uint32_t blocks = (p->N + shape.tile - 1) / shape.tile * shape.splits;
-            if (blocks >= 90 && (blocks <= 136 || shape.splits == 1))
+            if (shape.splits * shape.share <= CLUSTER_MAX && blocks >= 90 &&
+                (blocks <= 140 || shape.splits == 1))
                 medium_case(b, p->what, p->N, p->K, 64, p->epilogue, &shape);
         }
 }

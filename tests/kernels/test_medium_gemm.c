@@ -172,8 +172,9 @@ static void near(const struct problem *p, int end, uint32_t m, size_t i, double 
                  double bound)
 {
     if (!(fabs(got - want) <= bound))
-        fail_msg("[%u, %u] tile %u splits %u end %d: y[%u, %zu] is %.9g, not %.9g", p->N, p->K,
-                 p->weight.shape.tile, p->weight.shape.splits, end, m, i, got, want);
+        fail_msg("[%u, %u] cut %u/%u/%u end %d: y[%u, %zu] is %.9g, not %.9g", p->N, p->K,
+                 p->weight.shape.tile, p->weight.shape.splits, p->weight.shape.share, end, m, i,
+                 got, want);
 }
 
 /* What an output of type T may be off: half a unit of its last place, and what the sums are. */
@@ -193,17 +194,17 @@ static void check_plain(const struct problem *p, const struct results *r, int en
                                                 ((const uint16_t *)r->y)[m * r->row_bytes / 2 + i]);
             if (end == MEDIUM_STORE) {
                 double want = s[i] + (double)p->bias[i];
-                near(p, end, m, i, y, want, bound_of(p, want, 5e-7 * z[i]));
+                near(p, end, m, i, y, want, bound_of(p, want, 1.5e-6 * z[i]));
             } else if (end == MEDIUM_LOGITS) {
                 double want = 3 * tanh(0.5 * s[i] / 3);
-                near(p, end, m, i, y, want, 2e-6 + 5e-7 * z[i]);
+                near(p, end, m, i, y, want, 2e-6 + 1.5e-6 * z[i]);
             } else {
                 double g = s[2 * i] + (double)p->bias[2 * i],
                        u = s[2 * i + 1] + (double)p->bias[2 * i + 1],
                        want = activated(g, p->N % 256 == 0) * u;
                 near(p, end, m, i, y, want,
                      bound_of(p, want,
-                              2e-6 * (z[2 * i] * (fabs(u) + 1) + z[2 * i + 1] * (fabs(g) + 1))));
+                              4e-6 * (z[2 * i] * (fabs(u) + 1) + z[2 * i + 1] * (fabs(g) + 1))));
             }
         }
     }
@@ -219,7 +220,7 @@ static void check_residual(const struct problem *p, const struct results *r)
             size_t at = (size_t)m * p->N + i;
             double want = p->sum[at] + (double)p->bias[i] + (double)p->old[at];
             near(p, MEDIUM_RESIDUAL, m, i, (double)y[i], want,
-                 2e-7 * fabs(want) + 1e-6 + 5e-7 * p->sizes[at]);
+                 2e-7 * fabs(want) + 1e-6 + 1.5e-6 * p->sizes[at]);
             if (r->h) {
                 want = (double)y[i] * (double)p->gain[i];
                 near(p, MEDIUM_RESIDUAL, m, i,
@@ -244,7 +245,7 @@ static double turned(const struct problem *p, uint32_t m, uint32_t n, double *sl
     double a = p->sum[at + even] + (double)p->bias[even],
            b = p->sum[at + even + 1] + (double)p->bias[even + 1];
 
-    *slack = 1e-6 * (p->sizes[at + even] + p->sizes[at + even + 1]);
+    *slack = 2e-6 * (p->sizes[at + even] + p->sizes[at + even + 1]);
     if (n / D >= HEADS + KV_HEADS || e >= rope_dim) return n & 1 ? b : a;
     const float *turn = p->rope + ((size_t)p->positions[m] * (rope_dim / 2) + e / 2) * 2;
     double c = (double)turn[0], s = (double)turn[1];
@@ -299,8 +300,9 @@ static void check_parts(const struct problem *p, const struct results *all, int 
                    memcmp(all->h + (size_t)first * p->N * 2, r.h, (size_t)M * p->N * 2) == 0 &&
                    memcmp(all->sums + (size_t)first * tiles, r.sums, (size_t)M * tiles * 4) == 0;
         if (!same)
-            fail_msg("[%u, %u] tile %u splits %u end %d: rows %u.. of %u have other bytes alone",
-                     p->N, p->K, p->weight.shape.tile, p->weight.shape.splits, end, first, M);
+            fail_msg("[%u, %u] cut %u/%u/%u end %d: rows %u.. of %u have other bytes alone", p->N,
+                     p->K, p->weight.shape.tile, p->weight.shape.splits, p->weight.shape.share, end,
+                     first, M);
         drop_results(&r);
     }
 }
@@ -321,7 +323,7 @@ static void check_end(const struct problem *p, int end, bool parts)
     drop_results(&all), drop_results(&again);
 }
 
-static const struct medium_shape by_rule = {0, 0};
+static const struct medium_shape by_rule = {0, 0, 0};
 
 /* False: there is no code for this device. */
 static bool product_case(enum kernel_type type, uint32_t N, uint32_t K, bool norm,
@@ -344,7 +346,7 @@ static bool product_case(enum kernel_type type, uint32_t N, uint32_t K, bool nor
         const struct medium_shape *shape = shapes[i].tile ? &shapes[i] : NULL;
         EXPECT_CUDA(medium_weight_init(&p.weight, &ctx, p.dW, N, K, shape));
         for (int end = 0; end < ENDS; end++)
-            check_end(&p, end, i == 0);
+            check_end(&p, end, i == 0 || i == count - 1);
     }
     drop(&p);
     gpu_end(&ctx);
@@ -353,23 +355,26 @@ static bool product_case(enum kernel_type type, uint32_t N, uint32_t K, bool nor
 
 TEST(every_cut_gives_what_float64_gives_in_any_batch)
 {
-    struct medium_shape shapes[28] = {{0, 0}};
-    static const struct medium_shape few[] = {{64, 2}, {224, 5}, {256, 1}, {256, 4}, {96, 3}};
+    static const uint32_t cuts[][2] = {{1, 1}, {2, 1}, {3, 2}, {8, 1}, {1, 2}, {2, 4}, {1, 8}};
+    static const struct medium_shape few[] = {{64, 2, 1},  {224, 5, 1}, {256, 1, 1},
+                                              {256, 4, 2}, {96, 3, 1},  {128, 1, 4}};
+    struct medium_shape shapes[49];
 
-    for (uint32_t i = 0; i < 28; i++)
-        shapes[i] = (struct medium_shape){64 + i / 4 * 32, i % 4 == 3 ? 8 : i % 4 + 1};
-    if (!product_case(KERNEL_BF16, 960, 576, true, shapes, 28)) skip();
-    product_case(KERNEL_F16, 960, 576, true, shapes, 28);
-    product_case(KERNEL_BF16, 1024, 320, false, few, 5);
-    product_case(KERNEL_F16, 1024, 320, false, few, 5);
+    for (uint32_t i = 0; i < 49; i++)
+        shapes[i] = (struct medium_shape){64 + i / 7 * 32, cuts[i % 7][0], cuts[i % 7][1]};
+    if (!product_case(KERNEL_BF16, 960, 576, true, shapes, 49)) skip();
+    product_case(KERNEL_F16, 960, 576, true, shapes, 49);
+    product_case(KERNEL_BF16, 1024, 320, false, few, 6);
+    product_case(KERNEL_F16, 1024, 320, false, few, 6);
 }
 
 TEST(more_tiles_than_the_device_has_blocks_run_one_behind_the_other)
 {
-    static const struct medium_shape shapes[] = {{64, 1}, {64, 2}, {0, 0}};
+    static const struct medium_shape shapes[] = {
+        {64, 1, 1}, {64, 1, 4}, {64, 2, 1}, {64, 1, 2}, {0, 0, 0}};
 
-    if (!product_case(KERNEL_BF16, 64 * 290, 128, true, shapes, 3)) skip();
-    product_case(KERNEL_F16, 64 * 290, 64, false, shapes, 1);
+    if (!product_case(KERNEL_BF16, 64 * 290, 128, true, shapes, 5)) skip();
+    product_case(KERNEL_F16, 64 * 290, 64, false, shapes, 2);
 }
 
 TEST(the_cut_by_rule_runs)
@@ -388,7 +393,7 @@ TEST(what_does_not_fit_is_refused)
     NEED_GPU(KERNEL_BF16);
     struct medium_weight w;
     struct medium_args a = {.weight = &w, .M = MEDIUM_ROWS_MAX + 1, .x_stride = 64};
-    static const struct medium_shape wide = {64, 2}, odd = {72, 1};
+    static const struct medium_shape wide = {64, 2, 1}, odd = {72, 1, 1};
     void *W = gpu_zeroed(128 * 128 * 2);
 
     EXPECT_TRUE(medium_weight_init(&w, &ctx, W, 128, 100, NULL) == cudaErrorInvalidValue);

@@ -60,51 +60,20 @@ static enum status fill_ropes(struct cuda_device *d, struct error *err)
     return e ? error_set(err, STATUS_DEVICE, "rope tables: %s", cudaGetErrorString(e)) : STATUS_OK;
 }
 
-static bool all_skinny(const struct cuda_device *d, uint32_t rows)
-{
-    for (uint32_t i = 0; i < d->plan->stage_count; i++) {
-        const struct cuda_stage *s = &d->b.stages[i];
-        bool norm = s->plan->kind != STAGE_ATTN_OUT && s->plan->kind != STAGE_FFN_OUT;
-        if (s->weight.rows && !skinny_gemm_fits(&d->ctx, rows, s->weight.cols_padded, norm))
-            return false;
-    }
-    return true;
-}
-
-/* A step's products are all of one kind, so that each can prepare the next. Those of the next kind give a row the same bits up
- * to 64 rows: where that is asked for, they run all. Without them, each product is skinny that can be. */
-static uint32_t choose_skinny_rows(const struct cuda_device *d)
-{
-    uint32_t rows = CUDA_SKINNY_ROWS;
-
-    for (uint32_t i = 0; i < d->plan->stage_count; i++)
-        if (d->b.stages[i].weight.rows && !d->mediums[d->b.stages[i].index].N) return rows;
-    if (d->options.batch_invariant) return 0;
-    while (rows > 0 && !all_skinny(d, rows))
-        rows--;
-    return rows;
-}
-
 static enum status make_tensor_maps(struct cuda_device *d, struct error *err)
 {
     if (d->ctx.capability < 90) return STATUS_OK;
     d->tensor_maps = calloc(d->b.weight_count, sizeof *d->tensor_maps);
-    d->mediums = calloc(d->b.weight_count, sizeof *d->mediums);
-    if (!d->tensor_maps || !d->mediums)
-        return error_set(err, STATUS_NOMEM, "no memory for tensor maps");
+    if (!d->tensor_maps) return error_set(err, STATUS_NOMEM, "no memory for tensor maps");
     for (uint32_t i = 0; i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &d->b.stages[i];
         if (!s->weight.rows) continue;
         cudaError_t e = skinny_weight_init(&d->tensor_maps[s->index], s->weight.at, s->weight.rows,
                                            s->weight.cols_padded, d->ctx.type);
-        if (!e && medium_gemm_fits(&d->ctx, 1, s->weight.rows, s->weight.cols_padded))
-            e = medium_weight_init(&d->mediums[s->index], &d->ctx, s->weight.at, s->weight.rows,
-                                   s->weight.cols_padded, NULL);
         if (e)
             return error_set(err, STATUS_DEVICE, "tensor map of a weight: %s",
                              cudaGetErrorString(e));
     }
-    d->skinny_rows = choose_skinny_rows(d);
     return STATUS_OK;
 }
 
@@ -150,6 +119,7 @@ static enum status choose_algorithms(struct cuda_device *d, struct error *err)
 
     d->gemm_ids = calloc(d->b.weight_count, sizeof *d->gemm_ids);
     if (!st && !d->gemm_ids) st = error_set(err, STATUS_NOMEM, "no memory for product ids");
+    if (!st) st = cuda_medium_choose(d, err);
     for (uint32_t i = 0; !st && i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &d->b.stages[i];
         const void *weights[8], *x = d->b.h;
@@ -168,7 +138,7 @@ static enum status choose_algorithms(struct cuda_device *d, struct error *err)
                                d->options.batch_invariant, d->ctx.stream, &d->gemm_ids[s->index],
                                err);
     }
-    if (!st) d->products_measured = cuda_gemm_settle(d->gemm);
+    if (!st) d->products_measured += cuda_gemm_settle(d->gemm);
     return st;
 }
 

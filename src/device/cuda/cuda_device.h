@@ -74,6 +74,9 @@ void cuda_free_all(struct cuda_device *d);
 /* --- cuda_weights.c: brings every weight to its place in d->b --- */
 enum status cuda_load_weights(struct cuda_device *d, struct error *err);
 
+/* --- cuda_medium.c: fills d->mediums and d->skinny_rows; d->gemm is open --- */
+enum status cuda_medium_choose(struct cuda_device *d, struct error *err);
+
 /* --- cuda_forward.c --- */
 struct cuda_forward {
     uint32_t rows, outputs;
