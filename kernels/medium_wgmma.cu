@@ -7,7 +7,8 @@
  * Cut      What tiles leave of the SMs is filled by cutting K among the blocks of a cluster, which add up through each other's
  *          shared memory in the order of K: no scratch, no second launch. x costs as much L2 traffic per tile as 64 rows of W:
  *          blocks of neighbouring tiles bring it in turns, each for all (multicast).
- * Ends     Sums go through shared memory so that a warp writes whole rows, and so that one row's squares are one warp's.
+ * Ends     Sums go through shared memory so that a warp writes whole rows, and so that one row's squares are one warp's. A block
+ *          comes here once, with none of this code in its instruction cache: loops stay loops.
  * Chain    The first stages of W are asked for before pdl_wait(): they stream in while the previous kernel ends. (Blocks of
  *          less than half an SM, so that the next kernel's come in beside them, were slower: they come in by twos.)
  * Launch   one block per SM, 288 threads; more tiles than SMs: persistent, and the sums get memory of their own.
@@ -27,7 +28,6 @@ namespace
 constexpr uint32_t THREADS = 288, COMPUTE = 256, WARPS = COMPUTE / 32, STAGES_MAX = 12;
 constexpr uint32_t ROWS = MEDIUM_ROWS_MAX, X_BYTES = ROWS * 128;
 constexpr uint32_t SHARED_MAX = 226 * 1024 - 1024; /* less barriers and what alignment takes */
-constexpr int ROWS_AT_ONCE = 2; /* of a warp at a tile's end: their loads are under way together */
 
 struct params {
     uint32_t M, N, rows8, kblocks, tiles, splits, share, stages;
@@ -61,18 +61,14 @@ struct place {
 
 template <typename T>
 __device__ __forceinline__ void write_qkv(const params &p, uint32_t m, uint32_t n, float4 v,
-                                          const place &at)
+                                          float4 c, const place &at)
 {
     const struct skinny_qkv &a = p.qkv;
     const uint32_t D = a.head_dim, head = n / D, e = n % D;
     const bool is_q = head < a.heads, is_v = head >= a.heads + a.kv_heads;
 
-    if (!is_v && e < a.rope_dim && at.position >= 0) {
-        const float4 c =
-            __ldg((const float4 *)(a.rope + (uint64_t)at.position * (a.rope_dim / 2) + e / 2));
-        v = make_float4(v.x * c.x - v.y * c.y, v.y * c.x + v.x * c.y, v.z * c.z - v.w * c.w,
-                        v.w * c.z + v.z * c.w);
-    }
+    v = make_float4(v.x * c.x - v.y * c.y, v.y * c.x + v.x * c.y, v.z * c.z - v.w * c.w,
+                    v.w * c.z + v.z * c.w);
     const uint2 packed = make_uint2(pack2<T>(v.x, v.y), pack2<T>(v.z, v.w));
     if (is_q) {
         *(uint2 *)((T *)p.y + m * p.y_stride + n) = packed;
@@ -92,10 +88,27 @@ __device__ __forceinline__ void write_qkv(const params &p, uint32_t m, uint32_t 
     to[16] = from_float<T>(v.z), to[24] = from_float<T>(v.w);
 }
 
-/* Returns the sum of squares of what was written to the residual stream. `old`: that stream, where the end is MEDIUM_RESIDUAL. */
+/* What a row's end wants of memory beside the sums: the residual stream, or the cosines and sines of q and k. */
+__device__ __forceinline__ float4 fetch_beside(const params &p, uint32_t m, uint32_t n,
+                                               const place *places)
+{
+    if (m >= p.M || n >= p.N) return make_float4(0.f, 0.f, 0.f, 0.f);
+    if (p.epilogue == MEDIUM_RESIDUAL)
+        return __ldcg((const float4 *)((const float *)p.y + m * p.y_stride + n));
+    if (p.epilogue == MEDIUM_QKV) {
+        const struct skinny_qkv &a = p.qkv;
+        const uint32_t e = n % a.head_dim;
+        const int32_t position = places[m].position;
+        if (n < (a.heads + a.kv_heads) * a.head_dim && e < a.rope_dim && position >= 0)
+            return __ldg((const float4 *)(a.rope + (uint64_t)position * (a.rope_dim / 2) + e / 2));
+    }
+    return make_float4(1.f, 0.f, 1.f, 0.f); /* not turned */
+}
+
+/* Returns the sum of squares of what was written to the residual stream. */
 template <typename T>
 __device__ __forceinline__ float write_four(const params &p, uint32_t m, uint32_t n, float4 v,
-                                            float4 old, const place &at)
+                                            float4 beside, const place *places)
 {
     if (p.bias) {
         const float4 b = __ldg((const float4 *)(p.bias + n));
@@ -116,7 +129,7 @@ __device__ __forceinline__ float write_four(const params &p, uint32_t m, uint32_
         break;
     }
     case MEDIUM_RESIDUAL: {
-        v = make_float4(v.x + old.x, v.y + old.y, v.z + old.z, v.w + old.w);
+        v = make_float4(v.x + beside.x, v.y + beside.y, v.z + beside.z, v.w + beside.w);
         *(float4 *)((float *)p.y + m * p.y_stride + n) = v;
         if (!p.next_gain) break;
         const float4 g = __ldg((const float4 *)(p.next_gain + n));
@@ -128,62 +141,48 @@ __device__ __forceinline__ float write_four(const params &p, uint32_t m, uint32_
         *(uint32_t *)((T *)p.y + m * p.y_stride + n / 2) =
             pack2<T>(activate(v.x, p.act) * v.y, activate(v.z, p.act) * v.w);
         break;
-    default: write_qkv<T>(p, m, n, v, at);
+    default: write_qkv<T>(p, m, n, v, beside, places[m]);
     }
     return 0.f;
 }
 
-/* Rows m, m + step, ... of a tile by one warp: the parts of all blocks of a split in the order of K, then the end. */
+/* Rows m0, m0 + step, ... of a tile by one warp, 128 columns at a time: the parts of all blocks of a split in the order of K, then
+ * the end. What lies beside the next sums is on its way meanwhile. */
 template <typename T, uint32_t TILE>
 __device__ __forceinline__ void finish_rows(const params &p, uint32_t tile, uint32_t m0,
                                             uint32_t step, uint32_t peer, float *out,
                                             const float *factors, const place *places)
 {
-    constexpr int PIECES = (TILE + 127) / 128; /* of 128 columns, four a lane */
+    constexpr uint32_t PIECES = (TILE + 127) / 128;
     const uint32_t lane = threadIdx.x & 31, first = tile * TILE;
-    float4 v[ROWS_AT_ONCE][PIECES], old[ROWS_AT_ONCE][PIECES];
+    uint32_t m = m0, piece = 0;
+    float4 beside = fetch_beside(p, m, first + lane * 4, places);
+    float ss = 0.f;
 
-#pragma unroll
-    for (int i = 0; i < ROWS_AT_ONCE; i++)
-#pragma unroll
-        for (int j = 0; j < PIECES; j++) {
-            const uint32_t c = lane * 4 + j * 128, m = m0 + i * step;
-            v[i][j] = old[i][j] = make_float4(0.f, 0.f, 0.f, 0.f);
-            if (p.epilogue == MEDIUM_RESIDUAL && m < p.M && c < TILE && first + c < p.N)
-                old[i][j] =
-                    __ldcg((const float4 *)((const float *)p.y + m * p.y_stride + first + c));
-        }
-#pragma unroll 2
-    for (uint32_t s = 0; s < p.splits; s++) {
-        const float *from = p.splits > 1 ? cluster_peer(out, peer + s) : out;
-#pragma unroll
-        for (int i = 0; i < ROWS_AT_ONCE; i++)
-#pragma unroll
-            for (int j = 0; j < PIECES; j++) {
-                const uint32_t c = lane * 4 + j * 128, m = m0 + i * step;
-                if (m >= p.M || c >= TILE) continue;
+#pragma unroll 1
+    while (m < p.M) {
+        const uint32_t c = lane * 4 + piece * 128, n = first + c;
+        const bool last = PIECES == 1 || piece + 1 == PIECES;
+        const uint32_t m_next = last ? m + step : m, piece_next = last ? 0 : piece + 1;
+        const float4 next = fetch_beside(p, m_next, first + lane * 4 + piece_next * 128, places);
+        float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (c < TILE && n < p.N) {
+#pragma unroll 4
+            for (uint32_t s = 0; s < p.splits; s++) {
+                const float *from = p.splits > 1 ? cluster_peer(out, peer + s) : out;
                 const float4 w = *(const float4 *)(from + m * out_stride(TILE) + c);
-                v[i][j] =
-                    make_float4(v[i][j].x + w.x, v[i][j].y + w.y, v[i][j].z + w.z, v[i][j].w + w.w);
+                v = make_float4(v.x + w.x, v.y + w.y, v.z + w.z, v.w + w.w);
             }
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS_AT_ONCE; i++) {
-        const uint32_t m = m0 + i * step;
-        float ss = 0.f;
-        if (m >= p.M) break;
-        const float f = p.norm_sums ? factors[m] : 1.f;
-        const place at = p.epilogue == MEDIUM_QKV ? places[m] : place{-1, -1};
-#pragma unroll
-        for (int j = 0; j < PIECES; j++) {
-            const uint32_t c = lane * 4 + j * 128;
-            const float4 w =
-                make_float4(v[i][j].x * f, v[i][j].y * f, v[i][j].z * f, v[i][j].w * f);
-            if (c < TILE && first + c < p.N) ss += write_four<T>(p, m, first + c, w, old[i][j], at);
+            const float f = p.norm_sums ? factors[m] : 1.f;
+            v = make_float4(v.x * f, v.y * f, v.z * f, v.w * f);
+            ss += write_four<T>(p, m, n, v, beside, places);
         }
-        if (!p.next_gain) continue;
-        ss = lanes_sum<32>(ss);
-        if (lane == 0 && tile < p.tiles) p.sums[m * p.tiles + tile] = ss;
+        if (last && p.next_gain) {
+            ss = lanes_sum<32>(ss);
+            if (lane == 0 && tile < p.tiles) p.sums[m * p.tiles + tile] = ss;
+            ss = 0.f;
+        }
+        m = m_next, piece = piece_next, beside = next;
     }
 }
 
@@ -259,6 +258,7 @@ template <uint32_t TILE> struct producer {
     }
     __device__ __forceinline__ void begin()
     {
+#pragma unroll 1
         for (uint32_t i = 0; i < ahead; i++)
             load_w(i, r.group, i);
     }
@@ -267,6 +267,7 @@ template <uint32_t TILE> struct producer {
         uint32_t stage = ahead == p.stages ? 0 : ahead, phase = ahead == p.stages ? 0 : 1;
         uint32_t k = ahead;
 
+#pragma unroll 1
         for (uint32_t i = 0; i < ahead; i++)
             load_x(i, i);
         for (uint32_t group = r.group; group < r.groups; group += r.group_step, k = 0)
@@ -285,11 +286,13 @@ __device__ __forceinline__ void fetch_rows(const params &p, uint32_t m0, uint32_
 {
     const uint32_t lane = threadIdx.x & 31;
 
+#pragma unroll 1
     for (uint32_t m = m0; m < p.M; m += step) {
         if (p.epilogue == MEDIUM_QKV && lane == 0)
             places[m] = {p.qkv.positions[m], p.qkv.kv_slots[m]};
         if (!p.norm_sums) continue;
         float s = 0.f;
+#pragma unroll 2
         for (uint32_t i = lane; i < p.norm_tiles; i += 32)
             s += __ldcg(p.norm_sums + m * p.norm_tiles + i);
         s = lanes_sum<32>(s);
@@ -312,6 +315,7 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
     for (uint32_t group = r.group; group < r.groups; group += r.group_step) {
         const uint32_t tile = group * p.share + r.member;
         float c[WN / 2];
+#pragma unroll 1
         for (uint32_t k = 0; k < r.k_count; k++) {
             const uint32_t W = base + stage * STAGE_BYTES + half * (WN * 128),
                            x = base + stage * STAGE_BYTES + W_BYTES;
@@ -347,8 +351,7 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
             cluster_sync();
         else
             named_sync(1, COMPUTE);
-        for (uint32_t m = m0; m < p.M; m += step * ROWS_AT_ONCE)
-            finish_rows<T, TILE>(p, tile, m, step, r.member * p.splits, out, factors, places);
+        finish_rows<T, TILE>(p, tile, m0, step, r.member * p.splits, out, factors, places);
     }
 }
 
@@ -380,6 +383,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     pdl_trigger();
     if (threadIdx.x == COMPUTE) {
+#pragma unroll 1
         for (uint32_t i = 0; i < p.stages; i++) {
             mbarrier_init(&full[i], 1);
             /* who brings x for a stage waits for all who read it */
