@@ -3,10 +3,10 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/file_map.h"
 #include "base/slice.h"
+#include "bench/log_line.h"
 
 enum { TRACE_BYTES_MAX = 1 << 30, TOKENS_MAX = 16777216 };
 
@@ -151,68 +151,22 @@ enum status trace_write(const struct trace *t, FILE *to, struct error *err)
 
 /* --- the daemon's log --- */
 
-/* The number behind " key=", or `missing`. */
-static double log_number(const char *line, const char *key, double missing)
+static bool parse_done(const char *text, struct trace_item *out)
 {
-    char pattern[48];
-    const char *at;
+    struct log_line line;
+    bool usable;
 
-    snprintf(pattern, sizeof pattern, " %s=", key);
-    at = strstr(line, pattern);
-    return at ? strtod(at + strlen(pattern), NULL) : missing;
-}
-
-/* Seconds since 1970 of "2026-11-29T17:20:01.123Z"; below 0: there is none. */
-static double log_time(const char *line)
-{
-    struct tm tm = {0};
-    const char *rest = strptime(line, "%Y-%m-%dT%H:%M:%S", &tm);
-
-    return rest && *rest == '.' ? (double)timegm(&tm) + strtod(rest, NULL) : -1;
-}
-
-/* The same of a line of --log-format json. */
-static double json_number(const json_t *line, const char *key, double missing)
-{
-    const json_t *value = json_object_get(line, key);
-
-    return json_is_number(value) ? json_number_value(value) : missing;
-}
-
-static bool read_done(const char *line, double *at, double *total_ms, double *prompt,
-                      double *completion)
-{
-    const char *event = strstr(line, "info request done ");
-    json_t *object = *line == '{' ? json_loads(line, 0, NULL) : NULL;
-    const char *name = json_string_value(json_object_get(object, "event"));
-    const char *time = json_string_value(json_object_get(object, "time"));
-    bool found = name ? strcmp(name, "request done") == 0 && time : event != NULL;
-
-    if (name && found) {
-        *at = log_time(time);
-        *total_ms = json_number(object, "total_ms", -1);
-        *prompt = json_number(object, "prompt_tokens", 0);
-        *completion = json_number(object, "completion_tokens", 0);
-    } else if (found) {
-        *at = log_time(line);
-        *total_ms = log_number(event, "total_ms", -1);
-        *prompt = log_number(event, "prompt_tokens", 0);
-        *completion = log_number(event, "completion_tokens", 0);
-    }
-    json_decref(object);
-    return found;
-}
-
-static bool parse_done(const char *line, struct trace_item *out)
-{
-    double at, total_ms, prompt, completion;
-
-    if (!read_done(line, &at, &total_ms, &prompt, &completion) || at < 0) return false;
-    if (total_ms < 0 || prompt < 1 || completion < 1) return false;
-    *out = (struct trace_item){.arrival_s = at - total_ms * 1e-3,
-                               .prompt_tokens = (uint32_t)prompt,
-                               .max_tokens = (uint32_t)completion};
-    return true;
+    if (!log_line_read(text, &line)) return false;
+    double total_ms = log_line_number(&line, "total_ms", -1),
+           prompt = log_line_number(&line, "prompt_tokens", 0),
+           completion = log_line_number(&line, "completion_tokens", 0);
+    usable = line.time_s >= 0 && total_ms >= 0 && prompt >= 1 && completion >= 1;
+    if (usable)
+        *out = (struct trace_item){.arrival_s = line.time_s - total_ms * 1e-3,
+                                   .prompt_tokens = (uint32_t)prompt,
+                                   .max_tokens = (uint32_t)completion};
+    log_line_fini(&line);
+    return usable;
 }
 
 enum status trace_from_log(FILE *log, struct trace *out, struct error *err)

@@ -568,6 +568,11 @@ static uint64_t generation_tokens(struct engine *e)
     return now > shown ? now : shown;
 }
 
+uint32_t engine_step_records(const struct engine *engine, struct step_record *out)
+{
+    return step_records_copy(&engine->records, out);
+}
+
 void engine_stats(const struct engine *engine, struct engine_stats *out)
 {
     struct engine *e = (struct engine *)(uintptr_t)engine; /* atomic loads of C17 take no const */

@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "engine/output.h"
 #include "engine/request.h"
+#include "engine/step_record.h"
 
 struct engine; /* opaque */
 
@@ -123,3 +124,6 @@ struct engine_stats {
     uint64_t window_fired[4]; /* by enum window_trigger: idle, size, age, throughput */
 };
 void engine_stats(const struct engine *engine, struct engine_stats *out);
+
+/* The last steps, oldest first; out: [STEP_RECORDS_MAX]. Returns how many. Any thread. */
+uint32_t engine_step_records(const struct engine *engine, struct step_record *out);

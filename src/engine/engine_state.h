@@ -62,6 +62,7 @@ struct engine_request {
 struct flight { /* a step between plan and result */
     struct step *step;
     struct sched_step planned;
+    struct step_record record; /* but for what the result tells */
 };
 
 /* Numbers that others read: each is stored whole, by the engine thread. */
@@ -125,6 +126,7 @@ struct engine {
     _Atomic uint64_t notified;     /* device_notify calls that have returned from notify_signal */
     _Atomic uint64_t late_mallocs; /* of the engine thread */
     struct published published;
+    struct step_records records;
 
     /* the engine thread's */
     struct engine_request live; /* head of the list, choice_count 0 */

@@ -12,12 +12,19 @@
 
 #include "sched/sched_state.h"
 
+/* What the others may feel: first tokens a fifth later (P99 at most 1.2 times that without the flood: docs/scheduling.md). A first token waits
+ * for half of the step that runs, for one that is planned and for its own: prompts lengthen the first two, answers all three. Each of both gets
+ * half of the fifth, spread over its steps; the time itself is what the cost model has measured (first_token_ns). */
+#define STEPS_WITH_PROMPTS 1.5
+#define STEPS_WITH_ANSWERS 2.5
+static const double PROMPT_PART = 0.2 / 2 / STEPS_WITH_PROMPTS,
+                    ANSWER_PART = 0.2 / 2 / STEPS_WITH_ANSWERS;
+/* Our own choice, no measurement: who floods is looked at again 50 times a second, by what it has had in about ten seconds, which is longer than
+ * most answers take; who has sent nothing for three times that is not reckoned with. */
 static const int64_t TICK_NS = INT64_C(20000000);
-static const int64_t FORGET_NS = INT64_C(30000000000);
 static const double MEMORY_NS = 10e9; /* of rates */
-static const double NEWS = 1.0 / 32;  /* weight of the latest in the means */
-/* A first token waits for half of the step that runs, for one that is planned and for its own: prompts lengthen the first two, answers all. */
-static const double PROMPT_PART = 0.07, ANSWER_PART = 0.04;
+static const int64_t FORGET_NS = INT64_C(30000000000);
+static const double NEWS = 1.0 / 32; /* weight of the latest in the means: some 30 prompts */
 
 static void approach(double *mean, double value)
 {
@@ -85,7 +92,7 @@ static double first_token_ns(const struct sched *sched, double row_ns, double pa
 {
     double tokens = sched->flood.prompt_tokens;
 
-    return 2.5 * step_ns + tokens * row_ns + tokens * tokens / 2 * pair_ns;
+    return STEPS_WITH_ANSWERS * step_ns + tokens * row_ns + tokens * tokens / 2 * pair_ns;
 }
 
 void flood_begin_step(struct sched *sched)
@@ -108,15 +115,9 @@ void flood_begin_step(struct sched *sched)
     flood->known = cost_model_ready(&sched->cost);
 }
 
-static bool is_bounded(const struct sched *sched, const struct account *account)
-{
-    (void)sched;
-    return account->floods;
-}
-
 bool flood_floods(const struct sched *sched, const struct sequence *seq)
 {
-    return is_bounded(sched, &sched->accounts[seq->account]);
+    return sched->accounts[seq->account].floods;
 }
 
 bool flood_may_start(const struct sched *sched, const struct account *account)
@@ -124,11 +125,11 @@ bool flood_may_start(const struct sched *sched, const struct account *account)
     const struct flood *flood = &sched->flood;
     double each;
 
-    if (!is_bounded(sched, account) || flood->idle) return true;
+    if (!account->floods || flood->idle) return true;
     if (flood->closed || flood->others_prompts) return false;
     if (!flood->whole && flood->prompts_left_ns < FLOOD_CHUNK * flood->row_ns) return false;
     each = flood->row_ns + flood->pair_ns * account->context;
-    if (!flood->known) return account->holds < 4;
+    if (!flood->known) return account->holds < 4; /* rather few than many */
     return account->holds == 0 || (account->holds + 1) * each <= flood->answers_ns;
 }
 
