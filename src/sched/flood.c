@@ -1,13 +1,14 @@
 /* flood.c - a tenant that takes much more than its share must not be felt by the others.
  *
  * The order of service alone (order.c) lets the others go first; what they feel of a flood nevertheless is the length of the steps that it
- * fills: one that runs, one that is planned, and their own. So while others are about (FORGET_NS), a tenant that has had more than its share of
+ * fills: one that runs, one that is planned, and their own. So while others are about (FORGET_NS), a tenant that has had, or sent, more than its share of
  * the tokens of late floods, and what it may add to a step is bounded by a part of the time that a first token takes the others when they are
  * alone:
- *     prompts   no chunk beside a prompt of another tenant; else PROMPT_PART of that time in a step, but a block of tokens at least
+ *     prompts   no chunk beside a prompt of another tenant; else PROMPT_PART of that time in a step; where a block of tokens takes longer, one in
+ *               as many steps as it takes parts
  *     answers   no more sequences than together add ANSWER_PART of it, but one at least
- * Where a step would be empty (all that the tenant has wait for their readers) whoever waits may start.
- * One that floods no longer has more than its share, so none starves: held back, it falls under the bound after a while. */
+ * Where a step would be empty but for it, a block of its prompts goes, and whoever waits may start.
+ * None starves: the part is there in every step, and one that sends no more than its share falls under the bound after a while. */
 #include <math.h>
 
 #include "sched/sched_state.h"
@@ -31,14 +32,16 @@ static void approach(double *mean, double value)
     *mean = *mean > 0 ? *mean + NEWS * (value - *mean) : value;
 }
 
-void flood_arrival(struct sched *sched, struct account *account, int64_t now_ns)
+void flood_arrival(struct sched *sched, struct account *account, const struct sequence *seq)
 {
     struct flood *flood = &sched->flood;
 
-    account->arrived_ns = now_ns;
+    account->arrived_ns = seq->arrived_ns;
+    account->sent += seq->prompt_count;
     if (account->active) return;
     account->active = true;
     account->rate = 0;
+    account->sent = seq->prompt_count;
     flood->active[flood->active_count++] = (uint16_t)(account - sched->accounts);
 }
 
@@ -50,29 +53,32 @@ void flood_admitted(struct sched *sched, struct account *account, const struct s
     if (!account->floods && tokens) approach(&sched->flood.prompt_tokens, tokens);
 }
 
-/* Those of whom nothing was heard for long are no longer reckoned with. The sum of the others' rates. */
-static double fade(struct sched *sched, double by)
+/* Those of whom nothing was heard for long are no longer reckoned with. The sums of the others' rates: had, sent. */
+static void fade(struct sched *sched, double by, double *had, double *sent)
 {
     struct flood *flood = &sched->flood;
-    double sum = 0;
+
+    *had = *sent = 0;
 
     for (uint32_t i = 0; i < flood->active_count;) {
         struct account *account = &sched->accounts[flood->active[i]];
 
         account->rate *= by;
+        account->sent *= by;
         if (!account->holds && sched->now_ns - account->arrived_ns > FORGET_NS) {
             account->active = account->floods = false;
             flood->active[i] = flood->active[--flood->active_count];
             continue;
         }
-        sum += account->rate;
+        *had += account->rate;
+        *sent += account->sent;
         i++;
     }
-    return sum;
 }
 
-/* More than twice its share of what all have had; of two, three quarters. */
-static void mark(struct sched *sched, double sum)
+/* More than twice its share of what all have had, or of the prompts that all have sent; of two, three quarters. By what it has had alone it
+ * would flood no more as soon as it is held back, and fill steps until it does again. */
+static void mark(struct sched *sched, double had, double sent)
 {
     struct flood *flood = &sched->flood;
     double all = flood->active_count, bound = all > 2 ? 2 / all : 0.75;
@@ -81,7 +87,7 @@ static void mark(struct sched *sched, double sum)
     for (uint32_t i = 0; i < flood->active_count; i++) {
         struct account *account = &sched->accounts[flood->active[i]];
 
-        account->floods = all > 1 && account->rate > bound * sum;
+        account->floods = all > 1 && (account->rate > bound * had || account->sent > bound * sent);
         flood->count += account->floods;
     }
 }
@@ -95,21 +101,35 @@ static double first_token_ns(const struct sched *sched, double row_ns, double pa
     return STEPS_WITH_ANSWERS * step_ns + tokens * row_ns + tokens * tokens / 2 * pair_ns;
 }
 
+/* A step's part. Where a block of tokens takes longer than that, what was not used is kept until it is enough for one. */
+static void save_up(struct sched *sched, double part_ns)
+{
+    struct flood *flood = &sched->flood;
+    double left_ns = flood->prompts_left_ns + part_ns,
+           block_ns =
+               FLOOD_CHUNK * (flood->row_ns + flood->pair_ns * sched->limits->context_tokens),
+           most_ns = part_ns > block_ns ? part_ns : block_ns;
+
+    flood->part_ns = part_ns;
+    flood->prompts_left_ns = left_ns < most_ns ? left_ns : most_ns;
+}
+
 void flood_begin_step(struct sched *sched)
 {
     struct flood *flood = &sched->flood;
-    double elapsed_ns = (double)(sched->now_ns - flood->ticked_ns), step_ns, first_ns;
+    double elapsed_ns = (double)(sched->now_ns - flood->ticked_ns), step_ns, first_ns, had, sent;
 
     if (elapsed_ns >= (double)TICK_NS) {
         flood->ticked_ns = sched->now_ns;
-        mark(sched, fade(sched, exp(-elapsed_ns / MEMORY_NS)));
+        fade(sched, exp(-elapsed_ns / MEMORY_NS), &had, &sent);
+        mark(sched, had, sent);
     }
     flood->others_prompts = false;
     flood->closed = flood->idle = false;
     if (flood->count == 0) return;
     cost_model_weights(&sched->cost, &step_ns, &flood->row_ns, &flood->pair_ns);
     first_ns = first_token_ns(sched, flood->row_ns, flood->pair_ns, step_ns);
-    flood->prompts_left_ns = PROMPT_PART * first_ns;
+    save_up(sched, PROMPT_PART * first_ns);
     flood->answers_ns = ANSWER_PART * first_ns;
     flood->whole = true;
     flood->known = cost_model_ready(&sched->cost);
@@ -127,9 +147,9 @@ bool flood_may_start(const struct sched *sched, const struct account *account)
 
     if (!account->floods || flood->idle) return true;
     if (flood->closed || flood->others_prompts) return false;
-    if (!flood->whole && flood->prompts_left_ns < FLOOD_CHUNK * flood->row_ns) return false;
-    each = flood->row_ns + flood->pair_ns * account->context;
     if (!flood->known) return account->holds < 4; /* rather few than many */
+    if (flood->prompts_left_ns < FLOOD_CHUNK * flood->row_ns) return false;
+    each = flood->row_ns + flood->pair_ns * account->context;
     return account->holds == 0 || (account->holds + 1) * each <= flood->answers_ns;
 }
 
@@ -141,10 +161,13 @@ uint32_t flood_rows(const struct sched *sched, const struct sequence *seq, uint3
     if (rows <= 1 || !flood_floods(sched, seq)) return rows;
     if (flood->closed || flood->others_prompts) return 0;
     if (!flood->known) return flood->whole ? rows < FLOOD_CHUNK ? rows : FLOOD_CHUNK : 0;
-    fit = each > 0 ? flood->prompts_left_ns / each : rows;
-    if (fit >= rows || (flood->whole && rows <= FLOOD_CHUNK)) return rows;
-    if (fit >= FLOOD_CHUNK) return (uint32_t)fit / FLOOD_CHUNK * FLOOD_CHUNK;
-    return flood->whole ? FLOOD_CHUNK : 0;
+    if (each <= 0) return rows;
+    fit = fmin(flood->prompts_left_ns, flood->part_ns) / each;
+    if (fit < FLOOD_CHUNK && flood->whole &&
+        (flood->idle || flood->prompts_left_ns >= FLOOD_CHUNK * each))
+        fit = FLOOD_CHUNK;
+    if (fit >= rows) return rows;
+    return (uint32_t)fit / FLOOD_CHUNK * FLOOD_CHUNK;
 }
 
 void flood_put(struct sched *sched, const struct sequence *seq, uint32_t rows)
@@ -158,5 +181,6 @@ void flood_put(struct sched *sched, const struct sequence *seq, uint32_t rows)
     }
     flood->prompts_left_ns -=
         rows * flood->row_ns + (double)cost_pairs(seq->computed, rows) * flood->pair_ns;
+    if (flood->prompts_left_ns < 0) flood->prompts_left_ns = 0; /* the step was idle but for it */
     flood->whole = false;
 }

@@ -594,6 +594,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
         sched->flood.closed = true;
         plan_admissions(&p);
         sched->flood.closed = false;
+        sched->flood.idle = step->row_count == 0;
         plan_chunks(&p, true);
         sched->flood.idle = step->row_count == 0;
     }

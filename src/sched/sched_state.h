@@ -10,8 +10,9 @@ struct account {
     uint32_t holds;          /* slots */
     bool listed, active, floods;
     int64_t arrived_ns; /* its last sequence */
-    double rate;        /* tokens that it has had of late, faded (flood.c) */
-    double context;     /* mean tokens of its sequences, half of the answer included */
+    double rate,
+        sent; /* tokens that it has had of late, of prompts that it has sent; faded (flood.c) */
+    double context; /* mean tokens of its sequences, half of the answer included */
 };
 enum { ACCOUNTS = 1024, FLOOD_CHUNK = 16 };
 
@@ -23,7 +24,9 @@ struct flood {
     int64_t ticked_ns;
     /* of the step that is planned */
     double row_ns, pair_ns;
-    double prompts_left_ns, answers_ns;
+    double part_ns, answers_ns; /* what prompts, and answers, may add to it */
+    double
+        prompts_left_ns; /* of the part, and of those before it where they were too small (flood.c) */
     bool known;          /* what follows from step times */
     bool whole;          /* nothing of prompts_left_ns has been used */
     bool others_prompts; /* others have chunks of prompts in it */
@@ -104,7 +107,7 @@ void order_sampled(struct sched *sched, const struct sequence *seq);
 int64_t order_oldest_ns(const struct sched *sched, int64_t now_ns);
 
 /* flood.c */
-void flood_arrival(struct sched *sched, struct account *account, int64_t now_ns);
+void flood_arrival(struct sched *sched, struct account *account, const struct sequence *seq);
 /* It got a slot, and so many tokens of its prompt are to be computed. */
 void flood_admitted(struct sched *sched, struct account *account, const struct sequence *seq,
                     uint32_t tokens);
