@@ -1,14 +1,14 @@
 /* flood.c - a tenant that takes much more than its share must not be felt by the others.
  *
  * The order of service alone (order.c) lets the others go first; what they feel of a flood nevertheless is the length of the steps that it
- * fills: one that runs, one that is planned, and their own. So while others are about (FORGET_NS), a tenant that has had, or sent, more than its share of
+ * fills: one that runs, one that is planned, and their own. So while others are about (FORGET_NS), a tenant that has had more than its share of
  * the tokens of late floods, and what it may add to a step is bounded by a part of the time that a first token takes the others when they are
  * alone:
  *     prompts   no chunk beside a prompt of another tenant; else PROMPT_PART of that time in a step; where a block of tokens takes longer, one in
  *               as many steps as it takes parts
  *     answers   no more sequences than together add ANSWER_PART of it, but one at least
  * Where a step would be empty but for it, a block of its prompts goes, and whoever waits may start.
- * None starves: the part is there in every step, and one that sends no more than its share falls under the bound after a while. */
+ * None starves: the part is there in every step, and and one that has had no more than its share is free again. */
 #include <math.h>
 
 #include "sched/sched_state.h"
@@ -21,7 +21,7 @@
 static const double PROMPT_PART = 0.2 / 2 / STEPS_WITH_PROMPTS,
                     ANSWER_PART = 0.2 / 2 / STEPS_WITH_ANSWERS;
 /* Our own choice, no measurement: who floods is looked at again 50 times a second, by what it has had in about ten seconds, which is longer than
- * most answers take; who has sent nothing for three times that is not reckoned with. */
+ * most answers take; who has come with nothing for three times that is not reckoned with. */
 static const int64_t TICK_NS = INT64_C(20000000);
 static const double MEMORY_NS = 10e9; /* of rates */
 static const int64_t FORGET_NS = INT64_C(30000000000);
@@ -32,16 +32,14 @@ static void approach(double *mean, double value)
     *mean = *mean > 0 ? *mean + NEWS * (value - *mean) : value;
 }
 
-void flood_arrival(struct sched *sched, struct account *account, const struct sequence *seq)
+void flood_arrival(struct sched *sched, struct account *account, int64_t now_ns)
 {
     struct flood *flood = &sched->flood;
 
-    account->arrived_ns = seq->arrived_ns;
-    account->sent += seq->prompt_count;
+    account->arrived_ns = now_ns;
     if (account->active) return;
     account->active = true;
     account->rate = 0;
-    account->sent = seq->prompt_count;
     flood->active[flood->active_count++] = (uint16_t)(account - sched->accounts);
 }
 
@@ -53,32 +51,30 @@ void flood_admitted(struct sched *sched, struct account *account, const struct s
     if (!account->floods && tokens) approach(&sched->flood.prompt_tokens, tokens);
 }
 
-/* Those of whom nothing was heard for long are no longer reckoned with. The sums of the others' rates: had, sent. */
-static void fade(struct sched *sched, double by, double *had, double *sent)
+/* Those of whom nothing was heard for long are no longer reckoned with. The sum of the others' rates. */
+static double fade(struct sched *sched, double by)
 {
     struct flood *flood = &sched->flood;
-
-    *had = *sent = 0;
+    double sum = 0;
 
     for (uint32_t i = 0; i < flood->active_count;) {
         struct account *account = &sched->accounts[flood->active[i]];
 
         account->rate *= by;
-        account->sent *= by;
         if (!account->holds && sched->now_ns - account->arrived_ns > FORGET_NS) {
             account->active = account->floods = false;
             flood->active[i] = flood->active[--flood->active_count];
             continue;
         }
-        *had += account->rate;
-        *sent += account->sent;
+        sum += account->rate;
         i++;
     }
+    return sum;
 }
 
-/* More than twice its share of what all have had, or of the prompts that all have sent; of two, three quarters. By what it has had alone it
- * would flood no more as soon as it is held back, and fill steps until it does again. */
-static void mark(struct sched *sched, double had, double sent)
+/* More than twice its share of what all have had; of two, three quarters. Held back, it would soon have had less, and fill steps until it had more
+ * again: so while it still has some waiting, it floods until it has had no more than its share. */
+static void mark(struct sched *sched, double sum)
 {
     struct flood *flood = &sched->flood;
     double all = flood->active_count, bound = all > 2 ? 2 / all : 0.75;
@@ -86,8 +82,9 @@ static void mark(struct sched *sched, double had, double sent)
     flood->count = 0;
     for (uint32_t i = 0; i < flood->active_count; i++) {
         struct account *account = &sched->accounts[flood->active[i]];
+        bool goes_on = account->floods && account->waiting.next != &account->waiting;
 
-        account->floods = all > 1 && (account->rate > bound * had || account->sent > bound * sent);
+        account->floods = all > 1 && account->rate > (goes_on ? 1 / all : bound) * sum;
         flood->count += account->floods;
     }
 }
@@ -117,12 +114,11 @@ static void save_up(struct sched *sched, double part_ns)
 void flood_begin_step(struct sched *sched)
 {
     struct flood *flood = &sched->flood;
-    double elapsed_ns = (double)(sched->now_ns - flood->ticked_ns), step_ns, first_ns, had, sent;
+    double elapsed_ns = (double)(sched->now_ns - flood->ticked_ns), step_ns, first_ns;
 
     if (elapsed_ns >= (double)TICK_NS) {
         flood->ticked_ns = sched->now_ns;
-        fade(sched, exp(-elapsed_ns / MEMORY_NS), &had, &sent);
-        mark(sched, had, sent);
+        mark(sched, fade(sched, exp(-elapsed_ns / MEMORY_NS)));
     }
     flood->others_prompts = false;
     flood->closed = flood->idle = false;

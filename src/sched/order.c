@@ -71,7 +71,7 @@ void order_enqueue(struct sched *sched, struct sequence *seq)
 
     seq->account = (uint16_t)number;
     note_arrival(sched, account, seq->arrived_ns);
-    flood_arrival(sched, account, seq);
+    flood_arrival(sched, account, seq->arrived_ns);
     if (head->next == head && account->served < sched->served) account->served = sched->served;
     if (!account->listed) {
         account->listed = true;

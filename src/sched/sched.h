@@ -19,7 +19,7 @@
  * come); one that comes after a pause has had what the last one served had had: it is not paid for its absence. Within a tenant by arrival, where
  * class fast (at most 8 tokens to sample), normal (64) and slow count as 0, 1 and 2 times class_age_ns later: a slow one is overtaken
  * only by those that come within so long after it, so within a priority none starves.
- * While several tenants are there, one that holds more than its share of slots leaves an eighth of slots and blocks free, and one that has had or sent more
+ * While several tenants are there, one that holds more than its share of slots leaves an eighth of slots and blocks free, and one that has had more
  * than its share of late adds to a step only a small part of the time that the others' first tokens take (flood.c); it is preempted before others.
  * Pins: the beginning of a sequence that asks for it (pin_tokens, pin_s) is kept in the prefix index after it for so long, within a quarter of the
  * blocks; where a sequence that is alone, or the last in order, would have to give way, idle pins end instead.

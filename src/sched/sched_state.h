@@ -10,9 +10,8 @@ struct account {
     uint32_t holds;          /* slots */
     bool listed, active, floods;
     int64_t arrived_ns; /* its last sequence */
-    double rate,
-        sent; /* tokens that it has had of late, of prompts that it has sent; faded (flood.c) */
-    double context; /* mean tokens of its sequences, half of the answer included */
+    double rate;        /* tokens that it has had of late, faded (flood.c) */
+    double context;     /* mean tokens of its sequences, half of the answer included */
 };
 enum { ACCOUNTS = 1024, FLOOD_CHUNK = 16 };
 
@@ -107,7 +106,7 @@ void order_sampled(struct sched *sched, const struct sequence *seq);
 int64_t order_oldest_ns(const struct sched *sched, int64_t now_ns);
 
 /* flood.c */
-void flood_arrival(struct sched *sched, struct account *account, const struct sequence *seq);
+void flood_arrival(struct sched *sched, struct account *account, int64_t now_ns);
 /* It got a slot, and so many tokens of its prompt are to be computed. */
 void flood_admitted(struct sched *sched, struct account *account, const struct sequence *seq,
                     uint32_t tokens);

@@ -132,6 +132,25 @@ TEST(a_flood_is_little_felt_where_a_block_of_tokens_takes_long)
     free(visits);
 }
 
+/* Held back to little more than the other one's tokens, it is still a flood: it does not fill steps each time its share has fallen. */
+TEST(a_flood_that_is_held_back_stays_one_while_it_waits)
+{
+    struct visit *visits = make_visits();
+    uint32_t count = world_poisson(visits, VISITS_MAX, 2, 0, 400, 60, 60, 8, 8, 1);
+    struct world w;
+
+    world_init(&w);
+    w.slots = 16;
+    w.rows = 128;
+    w.step_s = 0.006;
+    w.row_s = 0.0008;
+    count += world_poisson(visits + count, VISITS_MAX - count, 30, 0, 400, 100, 100, 30, 30, 99);
+    world_sort(visits, count);
+    world_run(&w, visits, count);
+    EXPECT_TRUE(w.flood_ends >= 1 && w.flood_ends <= 3);
+    free(visits);
+}
+
 /* The share of visits whose time to the first token was predicted within a factor and 20 ms. */
 static double well_predicted(double rate, uint32_t slots, double factor)
 {
