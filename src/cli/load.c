@@ -211,6 +211,17 @@ static enum status size_limits(const struct config *config, struct loaded *l, st
     return st;
 }
 
+uint64_t load_kv_tokens(const struct loaded *l)
+{
+    uint64_t most = 0;
+
+    for (uint32_t g = 0; g < l->plan->group_count; g++) {
+        uint64_t tokens = (uint64_t)l->limits.kv_blocks[g] * l->plan->groups[g].block_tokens;
+        if (tokens > most) most = tokens;
+    }
+    return most;
+}
+
 static void log_memory(const struct loaded *l)
 {
     for (uint32_t i = 0; i < l->memory.line_count; i++)
@@ -220,8 +231,7 @@ static void log_memory(const struct loaded *l)
                  l->memory.lines[i].estimate ? " estimate=1" : "");
     log_info("memory total", "device_bytes=%llu host_bytes=%llu kv_tokens=%llu max_model_len=%u",
              (unsigned long long)l->memory.device_bytes, (unsigned long long)l->memory.host_bytes,
-             (unsigned long long)l->limits.kv_blocks[0] * l->plan->groups[0].block_tokens,
-             l->limits.context_tokens);
+             (unsigned long long)load_kv_tokens(l), l->limits.context_tokens);
 }
 
 /* A step of a large model on a small CPU may well take a minute, and no driver stands between us and it. */

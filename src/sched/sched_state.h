@@ -79,6 +79,7 @@ struct sched {
     uint32_t *tables; /* [max_num_seqs][sum of table_blocks] block tables by slot */
     uint32_t table_blocks[KV_GROUPS_MAX];
     uint32_t table_stride; /* sum of table_blocks */
+    bool has_window;       /* some KV group keeps a window only */
 };
 
 /* list.  A link is the first field that changes hands; its sequence is found by offset. */

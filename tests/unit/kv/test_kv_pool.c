@@ -154,9 +154,10 @@ TEST(sequences_grow_within_their_promise)
     struct kv_space space;
     struct kv_seq seqs[SEQS];
     uint32_t memory[SEQS][2][TABLE], promised[SEQS] = {0}, grown[SEQS] = {0};
-    const uint32_t block_tokens[2] = {16, 32}, capacity[2] = {40, 24};
+    const struct kv_group groups[2] = {{.block_tokens = 16, .capacity = 40},
+                                       {.block_tokens = 32, .capacity = 24}};
 
-    EXPECT_OK(kv_space_init(&space, 2, block_tokens, capacity, false));
+    EXPECT_OK(kv_space_init(&space, 2, groups, 0));
     EXPECT_TRUE(kv_space_fits(&space, 640) && !kv_space_fits(&space, 641));
     memset(seqs, 0, sizeof seqs);
     for (int i = 0; i < SEQS; i++)
