@@ -154,17 +154,17 @@ __device__ __forceinline__ void finish_rows(const params &p, uint32_t tile, uint
                                             const float *factors, const place *places)
 {
     constexpr uint32_t PIECES = (TILE + 127) / 128;
-    const uint32_t lane = threadIdx.x & 31, first = tile * TILE + lane * 4;
-    const uint32_t items = m0 < p.M ? ((p.M - m0 + step - 1) / step) * PIECES : 0;
-    float4 beside = fetch_beside(p, m0, first, places);
+    const uint32_t lane = threadIdx.x & 31, first = tile * TILE;
+    uint32_t m = m0, piece = 0;
+    float4 beside = fetch_beside(p, m, first + lane * 4, places);
     float ss = 0.f;
 
-#pragma unroll 2
-    for (uint32_t i = 0; i < items; i++) {
-        const uint32_t m = m0 + i / PIECES * step, piece = i % PIECES;
-        const uint32_t c = lane * 4 + piece * 128, n = first + piece * 128;
-        const float4 next =
-            fetch_beside(p, m0 + (i + 1) / PIECES * step, first + (i + 1) % PIECES * 128, places);
+#pragma unroll 1
+    while (m < p.M) {
+        const uint32_t c = lane * 4 + piece * 128, n = first + c;
+        const bool last = PIECES == 1 || piece + 1 == PIECES;
+        const uint32_t m_next = last ? m + step : m, piece_next = last ? 0 : piece + 1;
+        const float4 next = fetch_beside(p, m_next, first + lane * 4 + piece_next * 128, places);
         float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
         if (c < TILE && n < p.N) {
 #pragma unroll 4
@@ -177,12 +177,12 @@ __device__ __forceinline__ void finish_rows(const params &p, uint32_t tile, uint
             v = make_float4(v.x * f, v.y * f, v.z * f, v.w * f);
             ss += write_four<T>(p, m, n, v, beside, places);
         }
-        if (piece + 1 == PIECES && p.next_gain) {
+        if (last && p.next_gain) {
             ss = lanes_sum<32>(ss);
             if (lane == 0 && tile < p.tiles) p.sums[m * p.tiles + tile] = ss;
             ss = 0.f;
         }
-        beside = next;
+        m = m_next, piece = piece_next, beside = next;
     }
 }
 
@@ -280,26 +280,26 @@ template <uint32_t TILE> struct producer {
     }
 };
 
-/* What rows end with, known before their sums are: of all rows at once, four lanes each, so that one wait for memory serves
- * all. (Row after row by the warps that want them, a tile of 64 rows waited eight times before its first product.) */
-__device__ __forceinline__ void fetch_rows(const params &p, float *factors, place *places)
+/* What rows end with, known before their sums are: by the warps that will want it. */
+__device__ __forceinline__ void fetch_rows(const params &p, uint32_t m0, uint32_t step,
+                                           float *factors, place *places)
 {
-    const uint32_t m = threadIdx.x / 4, part = threadIdx.x % 4;
-    float s = 0.f;
+    const uint32_t lane = threadIdx.x & 31;
 
-    if (p.epilogue == MEDIUM_QKV && part == 0 && m < p.M)
-        places[m] = {p.qkv.positions[m], p.qkv.kv_slots[m]};
-    if (p.norm_sums) {
-        if (m < p.M)
-#pragma unroll 8
-            for (uint32_t i = part; i < p.norm_tiles; i += 4)
-                s += __ldcg(p.norm_sums + m * p.norm_tiles + i);
-        s = lanes_sum<4>(s);
-        if (part == 0 && m < p.M) factors[m] = rsqrtf(s / (float)p.norm_cols + p.norm_eps);
+#pragma unroll 1
+    for (uint32_t m = m0; m < p.M; m += step) {
+        if (p.epilogue == MEDIUM_QKV && lane == 0)
+            places[m] = {p.qkv.positions[m], p.qkv.kv_slots[m]};
+        if (!p.norm_sums) continue;
+        float s = 0.f;
+#pragma unroll 2
+        for (uint32_t i = lane; i < p.norm_tiles; i += 32)
+            s += __ldcg(p.norm_sums + m * p.norm_tiles + i);
+        s = lanes_sum<32>(s);
+        if (lane == 0) factors[m] = rsqrtf(s / (float)p.norm_cols + p.norm_eps);
     }
-    named_sync(1, COMPUTE);
+    __syncwarp();
 }
-static_assert(COMPUTE == ROWS * 4, "four lanes a row");
 
 template <typename T, int WN>
 __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t *full,
@@ -311,7 +311,7 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
     const uint32_t base = smem_addr(ring), m0 = r.split + p.splits * warp, step = p.splits * WARPS;
     uint32_t stage = 0, phase = 0;
 
-    fetch_rows(p, factors, places);
+    fetch_rows(p, m0, step, factors, places);
     for (uint32_t group = r.group; group < r.groups; group += r.group_step) {
         const uint32_t tile = group * p.share + r.member;
         float c[WN / 2];
