@@ -193,20 +193,6 @@ __device__ __forceinline__ void cluster_wait()
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-/* A wait for what other blocks of the cluster have sent. */
-__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t *bar, uint32_t parity)
-{
-#if __CUDA_ARCH__ >= 900
-    uint32_t done = 0;
-    while (!done)
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;"
-            " selp.u32 %0, 1, 0, p; }"
-            : "=r"(done)
-            : "r"(smem_addr(bar)), "r"(parity)
-            : "memory");
-#endif
-}
 __device__ __forceinline__ uint32_t cluster_map(uint32_t addr, uint32_t rank)
 {
     uint32_t r = addr;
