@@ -1,9 +1,10 @@
-/* decode_chain.h - all layers of a decode step of few rows in one launch, for models so small that launches cost more than
+/* decode_chain.h - all layers of a decode step of one row in one launch, for models so small that launches cost more than
  * their weights.
  *
  * Does what skinny_gemm (QKV, RESIDUAL, GLU, RESIDUAL) and paged_decode (few_rows) do for each layer, bit for bit, so that
- * either may run a step. One cluster of 16 blocks: needs sm_90 and a device that can place it; decode_chain_fits() says so.
- * x [rows, x_stride] f32 is read, goes through all layers and is written back; K and V of the rows go to their pages. */
+ * either may run a step. One cluster of 16 blocks: needs sm_90a, a device that can place it, and one of the shapes that the
+ * code is made for; decode_chain_fits() says so. x [hidden] f32 is read, goes through all layers and is written back; K and V
+ * of the row go to their pages. */
 #pragma once
 
 #include "common/context.h"
@@ -12,12 +13,11 @@
 extern "C" {
 #endif
 
-enum { DECODE_CHAIN_ROWS_MAX = 8, DECODE_CHAIN_SPLITS_MAX = 32 };
+enum { DECODE_CHAIN_TOKENS_MAX = 2048 }; /* of the row's sequence, with the row itself */
 
 struct decode_chain_shape {
     uint32_t layers, hidden, ffn;
     uint32_t heads, kv_heads, head_dim, rope_dim;
-    uint32_t splits_max; /* as of paged_decode's scratch, at most DECODE_CHAIN_SPLITS_MAX */
 };
 
 /* Of layer 0; a later layer's lie `stride` bytes further on for each layer. */
@@ -37,26 +37,25 @@ struct decode_chain {
 
 struct decode_chain_args {
     const struct decode_chain *chain; /* host */
-    uint32_t rows;                    /* 1..DECODE_CHAIN_ROWS_MAX */
-    float *x;
-    uint64_t x_stride; /* elements */
+    float *x;                         /* [hidden] */
     float attn_eps, ffn_eps, scale;
     int act;            /* 0 silu, 1 gelu (tanh) */
     const float2 *rope; /* [positions, rope_dim / 2] */
     void *kv;           /* pool of layer 0 (kv_layout.h) */
     uint64_t kv_layer_bytes;
-    const int32_t *positions; /* [rows]; -1: a padding row */
-    const int32_t *kv_slots;  /* [rows] block * 16 + token of the block; -1: write nothing */
-    const int32_t *slots;     /* [rows] rows of `tables` */
-    const int32_t *tables;    /* [slots, table_stride] block ids */
+    /* device, one each */
+    const int32_t *position; /* below DECODE_CHAIN_TOKENS_MAX; -1: a padding row, which writes no page */
+    const int32_t *kv_slot;  /* block * 16 + token of the block; -1: write nothing */
+    const int32_t *slot;     /* row of `tables` */
+    const int32_t *tables;   /* [slots, table_stride] block ids */
     uint32_t table_stride;
 };
 
-/* Whether this device can run the shape at all, with up to DECODE_CHAIN_ROWS_MAX rows. */
 bool decode_chain_fits(const struct kernel_context *ctx, const struct decode_chain_shape *shape);
 cudaError_t decode_chain_init(struct decode_chain *out, const struct decode_chain_shape *shape,
                               const struct decode_chain_weights *weights, enum kernel_type type);
-cudaError_t decode_chain_run(const struct kernel_context *ctx, const struct decode_chain_args *args);
+cudaError_t decode_chain_run(const struct kernel_context *ctx,
+                             const struct decode_chain_args *args);
 
 #ifdef __cplusplus
 }

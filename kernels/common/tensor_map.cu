@@ -39,21 +39,3 @@ extern "C" cudaError_t tensor_map_3d(CUtensorMap *out, enum kernel_type type, co
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
-
-extern "C" cudaError_t tensor_map_4d(CUtensorMap *out, enum kernel_type type, const void *base,
-                                     const uint64_t dims[4], const uint64_t strides[3],
-                                     const uint32_t box[4])
-{
-    static const encode_fn encode = find_encode();
-    const cuuint64_t d[4] = {dims[0], dims[1], dims[2], dims[3]},
-                     s[3] = {strides[0], strides[1], strides[2]};
-    const cuuint32_t steps[4] = {1, 1, 1, 1};
-
-    if (!encode) return cudaErrorNotSupported;
-    CUresult result = encode(
-        out,
-        type == KERNEL_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-        (void *)base, d, s, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}

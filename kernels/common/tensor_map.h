@@ -14,9 +14,6 @@ extern "C" {
  * lies past a dim becomes zero. Errors: cudaErrorNotSupported (driver), cudaErrorInvalidValue (alignment, sizes). */
 cudaError_t tensor_map_3d(CUtensorMap *out, enum kernel_type type, const void *base,
                           const uint64_t dims[3], const uint64_t strides[2], const uint32_t box[3]);
-/* The same with a fourth dim of its own stride; nothing is fetched beyond the box. */
-cudaError_t tensor_map_4d(CUtensorMap *out, enum kernel_type type, const void *base,
-                          const uint64_t dims[4], const uint64_t strides[3], const uint32_t box[4]);
 
 #ifdef __cplusplus
 }
