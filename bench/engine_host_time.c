@@ -3,7 +3,7 @@
  * Method: S sequences decode side by side on a device that computes nothing (null:0, or null at a given pace); the engine's own counter
  * of its time outside waiting, over the steps of a run of at least two seconds. The target (issue 5): at most 50 us + 0.5 us per
  * sequence. A reader thread takes the outputs, as a frontend would.
- *     build/release/bin/engine_host_time [step_us] */
+ *     build/release/bin/engine_host_time [step_us [window]]      window: a second KV group, of layers that see so many tokens */
 #include <pthread.h>
 #include <poll.h>
 #include <stdatomic.h>
@@ -71,21 +71,23 @@ static void must(enum status st, const struct error *err)
     exit(1);
 }
 
-static void measure(uint32_t seqs, uint32_t step_us)
+static void measure(uint32_t seqs, uint32_t step_us, uint32_t window)
 {
     struct plan plan = {
         .arch = "none",
         .vocab_rows = 32000,
         .vocab_tokens = 32000,
         .context_tokens = CONTEXT,
-        .group_count = 1,
-        .groups = {{.layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = 16}}};
+        .group_count = window ? 2 : 1,
+        .groups = {
+            {.layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = 16},
+            {.layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = 16, .window = window}}};
     struct device_limits limits = {.slots_max = 256,
                                    .rows_max = 2048,
                                    .logits_max = 2048,
                                    .steps_inflight = 2,
                                    .context_tokens = CONTEXT,
-                                   .kv_blocks = {256 * 140},
+                                   .kv_blocks = {256 * 140, 256 * 140},
                                    .bias_max = 300,
                                    .banned_max = 16};
     struct engine_options options = {.max_num_seqs = 256,
@@ -142,11 +144,12 @@ int main(int argc, char **argv)
 {
     static const uint32_t seqs[] = {1, 64, 256};
     uint32_t step_us = argc > 1 ? (uint32_t)atoi(argv[1]) : 2000;
+    uint32_t window = argc > 2 ? (uint32_t)atoi(argv[2]) : 0;
 
     printf("null device, %u us a step\n", step_us);
     printf("%9s %9s %12s %12s %14s %8s\n", "sequences", "rows", "host us/step", "target",
            "wall us/step", "mallocs");
     for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++)
-        measure(seqs[i], step_us);
+        measure(seqs[i], step_us, window);
     return 0;
 }

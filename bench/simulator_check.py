@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Lays `inferd simulate` beside the daemon on the CPU: one trace of arrivals, recorded from the daemon, through both.
+"""Lays `inferd simulate` beside the daemon on the CPU: recorded traces of arrivals through both.
 
-    bench/simulator_check.py MODEL [--threads 1] [--seconds 60] [--rate 2] [--rounds 3] [--pin "taskset -c 0"] [--pin-client "taskset -c 1"] [inferd]
+    bench/simulator_check.py MODEL [--loads 0.3,0.7] [--requests 230] [--rounds 3] [--threads 1] [--pin "chrt -r 5"] [--pin-client "chrt -r 5"] [inferd]
 
-It times the device (`bench fit`), runs a Poisson load of random lengths against `inferd serve --device cpu` and records its arrivals (`bench
-record`); then, round by round, replays the trace against a fresh daemon and fits the device again, so that both see the machine in the same
-moods. Told are P50 and P99 of TTFT and TPOT: the medians of the rounds, the simulation with the median fit, and their quotients, which are to be
-within 15 % of one (issue 5). A busy machine changes the daemon's times from minute to minute: on one, "chrt -r 5 taskset -c 0" (root) keeps
-others off the core. The exit code is 0 where all four are within 15 %."""
+A round calibrates first: two Poisson loads of random lengths, seeds of their own, against `inferd serve --device cpu`, whose own steps (GET
+/admin/steps) and log make the device file (`bench fit --steps --log`). Then, for each load (a share of the requests a second that the simulator says the
+first calibration could answer), the first round sends a Poisson load of another seed and records its arrivals (`bench record`); later rounds
+replay that trace. Every run has a fresh daemon, and simulations take the trace with each round's device file, so that both see the machine
+in the same moods. Told are P50 and P99 of TTFT and TPOT: the medians of the rounds and their quotients, which are to be within 15 % of one
+(issue 5). A busy machine changes the daemon's times from minute to minute; --pin "chrt -r 5" (root) goes before what else runs there.
+The exit code is 0 where all are within 15 %."""
 import argparse
 import json
 import pathlib
+import random
 import shlex
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,8 +26,8 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FIGURES = ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms")
 SEQS, ROWS = 16, 128
-# What the front end adds, not measured by `bench fit`: parsing and the way through the queue; from the end of a step to the client's eyes.
-REQUEST_NS, REPLY_NS = 1_000_000, 300_000
+LENGTHS = ("--input-len", 64, "--output-len", 16, "--random-range-ratio", 0.8)
+CALIBRATION_S, CALIBRATION_SEED, TRACE_SEED = 24, 100, 5
 
 
 def run(*command):
@@ -33,9 +37,10 @@ def run(*command):
 class Daemon:
     def __init__(self, args, folder, name):
         self.log_path = folder / f"{name}.log"
+        self.admin_path = folder / f"{name}.sock"
         self.log = open(self.log_path, "wb")
         command = [args.inferd, "serve", args.model, "--device", "cpu", "--threads", args.threads, "--port", "0", "--max-num-seqs", SEQS,
-                   "--max-num-batched-tokens", ROWS]
+                   "--max-num-batched-tokens", ROWS, "--admin-socket", self.admin_path]
         self.process = subprocess.Popen([*shlex.split(args.pin), *map(str, command)], stdout=self.log, stderr=self.log)
         while "listening url=" not in self.text():
             if self.process.poll() is not None:
@@ -52,42 +57,80 @@ class Daemon:
     def text(self):
         return self.log_path.read_text(errors="replace")
 
+    def steps(self):
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(str(self.admin_path))
+            s.sendall(b"GET /admin/steps HTTP/1.0\r\n\r\n")
+            return b"".join(iter(lambda: s.recv(1 << 20), b"")).split(b"\r\n\r\n", 1)[1]
+
     def end(self):
         self.process.terminate()
         self.process.wait()
         self.log.close()
 
 
-def fit(args, path):
-    run(*shlex.split(args.pin), args.inferd, "bench", "fit", "--model", args.model, "--threads", args.threads, "--max-num-seqs", SEQS,
-        "--max-num-batched-tokens", ROWS, "--repeats", 5, "--out", path)
-    device = json.loads(path.read_text())
-    device |= {"request_ns": REQUEST_NS, "reply_ns": REPLY_NS}
-    path.write_text(json.dumps(device))
+def load(args, daemon, *what):
+    return json.loads(run(*shlex.split(args.pin_client), args.inferd, "bench", "serve", "--url", daemon.url, *what, "--warmup", 1,
+                          "--metric-percentiles", "50,99", "--save-detailed", "--result-filename", "-"))
+
+
+def poisson(rate, count, seed):
+    return ("--request-rate", rate, "--num-prompts", count, *LENGTHS, "--seed", seed)
+
+
+def calibrate(args, folder, rate, number):
+    """The device file of a daemon's own steps."""
+    daemon = Daemon(args, folder, f"calibrate{number}")
+    for share in (0.6, 1.4):
+        load(args, daemon, *poisson(share * rate, round(share * rate * CALIBRATION_S / 2), CALIBRATION_SEED + number))
+    steps, path = folder / f"steps{number}.jsonl", folder / f"device{number}.json"
+    steps.write_bytes(daemon.steps())
+    daemon.end()
+    run(args.inferd, "bench", "fit", "--steps", steps, "--log", daemon.log_path, "--out", path)
     return path
 
 
-def record(args, folder):
-    daemon = Daemon(args, folder, "record")
-    run(*shlex.split(args.pin_client), args.inferd, "bench", "serve", "--url", daemon.url, "--request-rate", args.rate, "--num-prompts", round(args.rate * args.seconds),
-        "--input-len", 200, "--output-len", 40, "--random-range-ratio", 0.8, "--warmup", 0, "--seed", 5, "--result-filename", folder / "x.json")
-    daemon.end()
-    trace = folder / "trace.jsonl"
-    run(args.inferd, "bench", "record", "--log", daemon.log_path, "--out", trace)
-    return trace
-
-
-def replay(args, folder, trace, name):
+def replay(args, folder, name, what, trace=None):
+    """What the client saw; `trace`: where its arrivals are written."""
     daemon = Daemon(args, folder, name)
-    page = json.loads(run(*shlex.split(args.pin_client), args.inferd, "bench", "serve", "--url", daemon.url, "--trace", trace, "--warmup", 2, "--metric-percentiles", "50,99",
-                          "--result-filename", "-"))
+    page = load(args, daemon, *what)
+    (folder / f"{name}.steps.jsonl").write_bytes(daemon.steps())
+    (folder / f"{name}.result.json").write_text(json.dumps(page))
     daemon.end()
+    if trace:
+        run(args.inferd, "bench", "record", "--log", daemon.log_path, "--out", trace)
+        # what came before the measured requests: the cold one and the warm-up
+        lines = trace.read_text().splitlines()[-page["completed"]:]
+        first = json.loads(lines[0])["arrival_s"]
+        trace.write_text("".join(json.dumps({**json.loads(line), "arrival_s": round(json.loads(line)["arrival_s"] - first, 4)}) + "\n" for line in lines))
     return page
 
 
-def simulate(args, trace, device):
+def simulate(args, trace, device, *more):
     return json.loads(run(args.inferd, "simulate", "--trace", trace, "--device", device, "--max-num-seqs", SEQS, "--max-num-batched-tokens", ROWS,
-                          "--json", "-"))["runs"][0]
+                          *more, "--json", "-"))["runs"][0]
+
+
+def capacity(args, folder, device):
+    """Requests a second where there is always work, by the simulator."""
+    rng, path = random.Random(1), folder / "full.jsonl"
+    low, high = ((int(length * 0.2), int(length * 1.8)) for length in (LENGTHS[1], LENGTHS[3]))
+    path.write_text("".join(json.dumps({"arrival_s": 0, "prompt_tokens": rng.randint(low[0], low[1]), "max_tokens": rng.randint(high[0], high[1])}) + "\n"
+                            for _ in range(400)))
+    return simulate(args, path, device, "--max-queue-seqs", 1000)["request_throughput"]
+
+
+def compare(load, rate, real, told):
+    """The worst quotient's distance from one."""
+    worst = 0
+    print(f"load {load}: {rate:.2f} requests/s, {real[0]['completed']} requests")
+    print(f"{'':14s} {'daemon':>10s} {'simulated':>10s} {'quotient':>9s}   rounds: daemon; simulated")
+    for key in FIGURES:
+        rounds = [[page[key] for page in pages] for pages in (real, told)]
+        a, b = (statistics.median(values) for values in rounds)
+        worst = max(worst, abs(b / a - 1))
+        print(f"{key:14s} {a:10.2f} {b:10.2f} {b / a:9.3f}   " + "; ".join(", ".join(f"{v:.1f}" for v in values) for values in rounds))
+    return worst
 
 
 def main():
@@ -95,27 +138,31 @@ def main():
     parser.add_argument("model")
     parser.add_argument("inferd", nargs="?", default=str(ROOT / "build/release/bin/inferd"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=2)
+    parser.add_argument("--loads", default="0.3,0.7")
+    parser.add_argument("--requests", type=int, default=230, help="of a trace: P99 of a hundred is the second longest, and hangs on a moment")
+    parser.add_argument("--rate", type=float, default=6, help="requests a second while calibrating")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=TRACE_SEED, help="of the traces")
+    parser.add_argument("--keep", type=pathlib.Path, help="folder for traces, steps, logs and device files")
     parser.add_argument("--pin", default="")
     parser.add_argument("--pin-client", default="")
     args = parser.parse_args()
+    loads = [float(text) for text in args.loads.split(",")]
     with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        trace = record(args, folder)
-        real, told = [], []
+        folder = args.keep or pathlib.Path(name)
+        folder.mkdir(exist_ok=True)
+        real, told, rates = {share: [] for share in loads}, {share: [] for share in loads}, {}
         for i in range(args.rounds):
-            told.append(simulate(args, trace, fit(args, folder / f"device{i}.json")))
-            real.append(replay(args, folder, trace, f"round{i}"))
-    worst = 0
-    print(f"{'':14s} {'daemon':>10s} {'simulated':>10s} {'quotient':>9s}   rounds: daemon; simulated")
-    for key in FIGURES:
-        rounds = [[page[key] for page in pages] for pages in (real, told)]
-        a, b = (statistics.median(values) for values in rounds)
-        worst = max(worst, abs(b / a - 1))
-        print(f"{key:14s} {a:10.2f} {b:10.2f} {b / a:9.3f}   " + "; ".join(", ".join(f"{v:.1f}" for v in values) for values in rounds))
-    return worst > 0.15
+            device = calibrate(args, folder, args.rate, i)
+            if i == 0:
+                most = capacity(args, folder, device)
+                rates = {share: share * most for share in loads}
+            for share in loads:
+                trace = folder / f"trace{share}.jsonl"
+                what = ("--trace", trace) if i else poisson(rates[share], args.requests, args.seed)
+                real[share].append(replay(args, folder, f"load{share}-{i}", what, None if i else trace))
+                told[share].append(simulate(args, trace, device))
+    return max(compare(share, rates[share], real[share], told[share]) for share in loads) > 0.15
 
 
 if __name__ == "__main__":

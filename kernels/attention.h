@@ -6,7 +6,8 @@
  * paged_decode       one row per sequence, fast: head_dim 64, 80, 96, 128
  * prefill_attention  chunks of rows on tensor cores: head_dim 64, 96, 128; code for sm_90 also 80, 256
  * attention_general  any rows, any head_dim to 512: right, not fast
- * K and V of the rows themselves are already in their pages. Tokens past pos[r] in the last block may hold anything. */
+ * K and V of the rows themselves are already in their pages. Tokens past pos[r] in the last block may hold anything. Entries of a table for blocks
+ * in front of the window of every row of its slot may name any block: they are not read. */
 #pragma once
 
 #include "common/context.h"

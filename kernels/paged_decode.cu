@@ -70,7 +70,9 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     }
     const int g_first = g_begin + split * per, g_end = min(g_begin + groups, g_first + per);
     const int32_t *table = a.tables + (uint64_t)a.slots[row] * a.table_stride;
-    const int last_block = pos / KV_BLOCK_TOKENS;
+    /* Entries of the table in front of the window are not read: their blocks may be others' by now. */
+    const int first_block = lo / KV_BLOCK_TOKENS, last_block = pos / KV_BLOCK_TOKENS;
+    const auto seen = [&](int block) { return max(first_block, min(block, last_block)); };
 
     const float to_log2 = a.softcap > 0.f ? 1.f : a.scale * LOG2E;
     float o[VN][2], m = MASKED, l = 0.f;
@@ -82,8 +84,8 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     int k_block = 0, v_block = 0;
     uint4 k[4][KJ], v[VN];
     const auto next_blocks = [&](int g) {
-        k_block = table[min((g * 32 + (r >> 1) * 8) / KV_BLOCK_TOKENS, last_block)];
-        v_block = table[min((g * 32 + q * 8) / KV_BLOCK_TOKENS, last_block)];
+        k_block = table[seen((g * 32 + (r >> 1) * 8) / KV_BLOCK_TOKENS)];
+        v_block = table[seen((g * 32 + q * 8) / KV_BLOCK_TOKENS)];
     };
     const auto load_group = [&]() {
         constexpr uint64_t RECORD = 2ull * KV_BLOCK_TOKENS * D;

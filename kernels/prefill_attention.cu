@@ -31,10 +31,11 @@ template <int D> struct tile_shape {
     static constexpr int BYTES = 2 * (2 * STAGE + Q_ELEMENTS);
 };
 
-/* Tokens [j * 64, +64) to shared memory; what lies at or past `end` becomes zero, or is cleaned by clean_tail. */
+/* Tokens [j * 64, +64) to shared memory; what lies at or past `end` becomes zero, or is cleaned by clean_tail. In front of `begin`, the first
+ * token that some row sees, the table is not read (such a block may be another's by now): its block stands in, and is masked. */
 template <typename T, int D>
 __device__ __forceinline__ void load_tile(const struct attention_args &a, const int32_t *table,
-                                          int kv_head, int j, int end, T *k, T *v)
+                                          int kv_head, int j, int begin, int end, T *k, T *v)
 {
     using S = tile_shape<D>;
     constexpr int CHUNKS = D / 8, PER_BLOCK = KV_BLOCK_TOKENS * CHUNKS;
@@ -42,7 +43,8 @@ __device__ __forceinline__ void load_tile(const struct attention_args &a, const 
     for (int b = 0; b < TOKENS / KV_BLOCK_TOKENS; b++) {
         const int first = j * TOKENS + b * KV_BLOCK_TOKENS,
                   left = end - first; /* tokens of this block that exist */
-        const int block = left > 0 ? table[first / KV_BLOCK_TOKENS] : 0;
+        const int block =
+            left > 0 ? table[max(first / KV_BLOCK_TOKENS, begin / KV_BLOCK_TOKENS)] : 0;
         const T *record = (const T *)a.kv +
                           ((uint64_t)block * a.kv_heads + kv_head) * (2ull * KV_BLOCK_TOKENS * D);
 #pragma unroll
@@ -62,13 +64,16 @@ __device__ __forceinline__ void load_tile(const struct attention_args &a, const 
     }
 }
 
-/* The last eight tokens may hold anything past `end`: 0 * NaN must not reach the sum. */
+/* The last eight tokens may hold anything past `end`: 0 * NaN must not reach the sum. Each thread cleans the pieces that it asked
+ * for itself in load_tile, once they are there, so that no other's writes need be waited for. */
 template <typename T, int D> __device__ __forceinline__ void clean_tail(T *v, int valid_tokens)
 {
+    constexpr int PER_BLOCK = 2 * D; /* pieces of 16 bytes: eight tokens of a dim */
     const int eight = valid_tokens / 8, from = valid_tokens % 8;
     if (from == 0 || eight >= TOKENS / 8) return;
-    for (int c = threadIdx.x; c < D * 8; c += THREADS)
-        if (c % 8 >= from) v[eight * D * 8 + c] = from_float<T>(0.f);
+    for (int c = threadIdx.x; c < PER_BLOCK; c += THREADS)
+        for (int e = from; c / D == eight % 2 && e < 8; e++)
+            v[(eight / 2 * PER_BLOCK + c) * 8 + e] = from_float<T>(0.f);
 }
 
 template <typename T, int D>
@@ -94,7 +99,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int begin = a.window && pos_first + 1 > (int)a.window ? pos_first + 1 - (int)a.window : 0;
 
     const int j_first = begin / TOKENS, j_last = (end - 1) / TOKENS;
-    load_tile<T, D>(a, table, kv_head, j_first, end, sm, sm + S::K_ELEMENTS);
+    load_tile<T, D>(a, table, kv_head, j_first, begin, end, sm, sm + S::K_ELEMENTS);
     cp_async_commit();
     for (int c = threadIdx.x; c < ROWS * (D / 8); c += THREADS) {
         const int i = c / (D / 8), piece = c % (D / 8), pair = tile.pair + i;
@@ -130,14 +135,12 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (int j = j_first; j <= j_last; j++) {
         T *const k = sm + ((j - j_first) & 1) * S::STAGE, *const v = k + S::K_ELEMENTS;
         cp_async_wait<0>();
+        if (j == j_last) clean_tail<T, D>(v, end - j * TOKENS);
         __syncthreads(); /* tile j is here, and everyone has left the other buffer */
         if (j < j_last) {
             T *next = sm + ((j - j_first + 1) & 1) * S::STAGE;
-            load_tile<T, D>(a, table, kv_head, j + 1, end, next, next + S::K_ELEMENTS);
+            load_tile<T, D>(a, table, kv_head, j + 1, begin, end, next, next + S::K_ELEMENTS);
             cp_async_commit();
-        } else {
-            clean_tail<T, D>(v, end - j * TOKENS);
-            __syncthreads();
         }
 
         {

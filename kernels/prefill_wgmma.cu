@@ -62,6 +62,7 @@ struct item {
     int kv_head;
     int pairs;           /* of the segment */
     int first, last;     /* positions of the tile's first and last row */
+    int begin;           /* first token that some row sees */
     int j_first, j_last; /* tiles of tokens */
     int segment_end;     /* tokens from here on may hold anything */
 };
@@ -81,7 +82,8 @@ __device__ __forceinline__ bool next_item(const params &p, uint32_t round, struc
     out->kv_head = (int)(at % p.a.kv_heads);
     out->pairs = pairs;
     out->first = first, out->last = last;
-    out->j_first = window && first + 1 > window ? (first + 1 - window) / TOKENS : 0;
+    out->begin = window && first + 1 > window ? first + 1 - window : 0;
+    out->j_first = out->begin / TOKENS;
     out->j_last = last / TOKENS;
     out->segment_end = tile.position + tile.rows;
     return true;
@@ -89,14 +91,6 @@ __device__ __forceinline__ bool next_item(const params &p, uint32_t round, struc
 
 /* --- the loading group --- */
 
-__device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap *map, uint64_t *bar,
-                                         int dim, int record)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst),
-                 "l"(map), "r"(smem_addr(bar)), "r"(dim), "r"(0), "r"(record)
-                 : "memory");
-}
 __device__ __forceinline__ void copy_bytes(uint32_t dst, const void *src, uint64_t *bar,
                                            uint32_t bytes)
 {
@@ -119,9 +113,12 @@ __device__ __forceinline__ void load_kv(const params &p, const CUtensorMap *map,
 
     for (uint32_t round = 0; next_item<S::TOKENS>(p, round, &w); round++) {
         const int32_t *table = p.a.tables + (uint64_t)w.tile.slot * p.a.table_stride;
-        const int block_last = max(w.segment_end - 1, 0) / KV_BLOCK_TOKENS;
+        /* Entries of the table in front of the window are not read: their blocks may be others' by now. */
+        const int block_first = w.begin / KV_BLOCK_TOKENS,
+                  block_last = max(w.segment_end - 1, 0) / KV_BLOCK_TOKENS;
         auto record = [&](int j) {
-            return table[min(j * S::PAGES + page, block_last)] * (int)p.a.kv_heads + w.kv_head;
+            const int block = max(block_first, min(j * S::PAGES + page, block_last));
+            return table[block] * (int)p.a.kv_heads + w.kv_head;
         };
         auto load_k = [&](int which, uint32_t n) {
             const uint32_t stage = n & 1;
@@ -129,7 +126,7 @@ __device__ __forceinline__ void load_kv(const params &p, const CUtensorMap *map,
             if (lane == 0) mbarrier_expect(&bar->k_full[stage], S::K_BYTES);
             __syncwarp();
             if (slab < S::SLABS)
-                copy_box(k_dst + stage * S::K_BYTES, map, &bar->k_full[stage], slab * 64, which);
+                copy_box(k_dst + stage * S::K_BYTES, map, &bar->k_full[stage], slab * 64, 0, which);
         };
         int now = record(w.j_first), next = record(w.j_first + 1);
         load_k(now, at);
@@ -486,7 +483,7 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct attention_
 
     if (!records || records > INT32_MAX || (uint64_t)tile_count * a.kv_heads > INT32_MAX)
         return cudaErrorInvalidValue;
-    cudaError_t e = tensor_map_3d(&map, ctx->type, a.kv, dims, strides, box);
+    cudaError_t e = tensor_map_3d(&map, ctx->type, a.kv, dims, strides, box, true);
     if (!e)
         e = cudaFuncSetAttribute(prefill_wgmma_kernel<T, D>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);

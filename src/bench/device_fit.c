@@ -1,6 +1,5 @@
 #include "bench/device_fit.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,27 +7,23 @@
 #include "base/clock.h"
 #include "bench/bench_args.h"
 #include "bench/device_model.h"
+#include "bench/fit_solve.h"
 #include "bench/samples.h"
+#include "bench/step_log.h"
 #include "device/device_memory.h"
 #include "formats/weights.h"
 #include "model/model.h"
+#include "sched/cost_model.h"
 
-enum {
-    SHAPES_MAX = 64,
-    UNKNOWNS_MAX = MODEL_POINTS_MAX + 3,
-    SWEEPS = 20000,
-    SLOT_TOKENS = 256,
-    BLOCK_TOKENS = 16
-};
+enum { SHAPES_MAX = 64, SLOT_TOKENS = 256, BLOCK_TOKENS = 16 };
 
 struct shape {
     uint32_t sequences, rows_each, context;
-    double ns; /* median */
-    struct device_work work;
+    struct samples times; /* owned, ns */
 };
 
 struct fit {
-    const char *model_path, *device_name, *numerics, *out_path;
+    const char *model_path, *device_name, *numerics, *out_path, *steps_path, *log_path;
     uint32_t threads, repeats, batch_max, rows_max, kv_tokens;
     struct weights *weights;
     struct model *model;
@@ -82,6 +77,8 @@ static enum status open_device(struct fit *f, struct error *err)
 
 static void close_device(struct fit *f)
 {
+    for (uint32_t i = 0; i < f->shape_count; i++)
+        samples_fini(&f->shapes[i].times);
     device_close(f->device);
     model_close(f->model);
     weights_close(f->weights);
@@ -136,31 +133,22 @@ static void add_segment(struct fit *f, uint32_t slot, const struct shape *s)
     step_targets(step)[step->output_count++] = TARGET_SAMPLE;
 }
 
-/* The first repeat opens the slots and is not counted. */
-static enum status time_shape(struct fit *f, struct shape *s, struct error *err)
+/* Twice: the first one opens the slots, and only the second is counted. */
+static enum status time_shape(struct fit *f, struct shape *s, bool counts, struct error *err)
 {
-    struct samples times = {0};
     enum status st = STATUS_OK;
     double ns = 0;
 
-    for (uint32_t i = 0; !st && i <= f->repeats; i++) {
+    for (int i = 0; !st && i < 2; i++) {
         step_clear(f->step, ++f->seq_no);
         for (uint32_t slot = 0; slot < s->sequences; slot++) {
             if (i == 0) open_slot(f, slot, s->context + s->rows_each);
             add_segment(f, slot, s);
         }
         st = run_step(f, &ns, err);
-        if (!st && i && samples_add(&times, ns))
-            st = error_set(err, STATUS_NOMEM, "no memory for times");
     }
-    s->ns = samples_percentile(&times, 50);
-    samples_fini(&times);
-    s->work = (struct device_work){
-        .rows = s->sequences * s->rows_each,
-        .outputs = s->sequences,
-        .kv_tokens = (uint64_t)s->sequences * (s->context + s->rows_each),
-        .pairs = s->sequences * ((uint64_t)s->rows_each * s->context +
-                                 (uint64_t)s->rows_each * (s->rows_each + 1) / 2)};
+    if (!st && counts && samples_add(&s->times, ns))
+        st = error_set(err, STATUS_NOMEM, "no memory for times");
     return st;
 }
 
@@ -189,91 +177,44 @@ static enum status measure(struct fit *f, struct error *err)
         add_shape(f, 1, rows, 1024);
         add_shape(f, 4, rows / 4, 64);
     }
-    for (uint32_t i = 0; !st && i < f->shape_count; i++)
-        st = time_shape(f, &f->shapes[i], err);
+    /* All shapes in turns, so that a machine's moods are spread over them; the first turn warms up. */
+    for (uint32_t round = 0; !st && round <= f->repeats; round++)
+        for (uint32_t i = 0; !st && i < f->shape_count; i++)
+            st = time_shape(f, &f->shapes[i], round > 0, err);
     return st;
 }
 
 /* --- the fit ----------------------------------------------------------------------------------------------------- */
 
-/* What multiplies each unknown of a shape: the weights of the table's points, then outputs, kv_tokens, pairs. */
-static void features(const struct device_model *m, const struct shape *s, double x[UNKNOWNS_MAX])
+static struct fit_sample sample_of(const struct shape *s)
 {
-    uint32_t n = m->point_count, i = 1;
-    double rows = s->work.rows, share;
-
-    memset(x, 0, sizeof(double) * UNKNOWNS_MAX);
-    while (i + 1 < n && rows > m->rows[i])
-        i++;
-    if (n == 1) {
-        x[0] = 1;
-    } else {
-        share = (rows - m->rows[i - 1]) / (m->rows[i] - m->rows[i - 1]);
-        x[i - 1] = 1 - share;
-        x[i] = share;
-    }
-    x[n] = s->work.outputs;
-    x[n + 1] = (double)s->work.kv_tokens;
-    x[n + 2] = (double)s->work.pairs;
+    return (struct fit_sample){
+        .work = {.rows = s->sequences * s->rows_each,
+                 .outputs = s->sequences,
+                 .kv_tokens = (uint64_t)s->sequences * (s->context + s->rows_each),
+                 .pairs = s->sequences * cost_pairs(s->context, s->rows_each)},
+        .ns = samples_percentile(&s->times, 50)};
 }
 
-/* Minimises the sum of ((model - ns) / ns)^2 over unknowns >= 0, one unknown after the other: the problem is convex. */
-static void solve(const struct fit *f, struct device_model *m, double w[UNKNOWNS_MAX])
+static enum status fit_shapes(const struct fit *f, struct device_model *m, struct error *err)
 {
-    static double x[SHAPES_MAX][UNKNOWNS_MAX];
-    double rest[SHAPES_MAX], norm[UNKNOWNS_MAX] = {0};
-    uint32_t unknowns = m->point_count + 3;
+    struct fit_sample samples[SHAPES_MAX];
+    struct fit_quality quality;
+    enum status st;
 
-    for (uint32_t k = 0; k < f->shape_count; k++) {
-        features(m, &f->shapes[k], x[k]);
-        rest[k] = 1; /* ns / ns, less what the model explains */
-        for (uint32_t u = 0; u < unknowns; u++) {
-            x[k][u] /= f->shapes[k].ns;
-            norm[u] += x[k][u] * x[k][u];
-        }
-    }
-    for (int sweep = 0; sweep < SWEEPS; sweep++)
-        for (uint32_t u = 0; u < unknowns; u++) {
-            double slope = 0, next;
-            if (norm[u] <= 0) continue;
-            for (uint32_t k = 0; k < f->shape_count; k++)
-                slope += x[k][u] * rest[k];
-            next = w[u] + slope / norm[u];
-            if (next < 0) next = 0;
-            for (uint32_t k = 0; k < f->shape_count; k++)
-                rest[k] -= (next - w[u]) * x[k][u];
-            w[u] = next;
-        }
-}
-
-static void place_points(const struct fit *f, struct device_model *m)
-{
-    for (uint32_t rows = 1; rows <= f->limits.rows_max && m->point_count < MODEL_POINTS_MAX;
-         rows *= 2)
-        m->rows[m->point_count++] = rows;
-}
-
-static void fit_model(const struct fit *f, struct device_model *m)
-{
-    double w[UNKNOWNS_MAX] = {0}, worst = 0, sum = 0;
-    uint32_t n;
-
-    place_points(f, m);
-    n = m->point_count;
-    solve(f, m, w);
-    memcpy(m->rows_ns, w, n * sizeof *w);
-    m->output_ns = w[n];
-    m->kv_token_ns = w[n + 1];
-    m->pair_ns = w[n + 2];
+    for (uint32_t k = 0; k < f->shape_count; k++)
+        samples[k] = sample_of(&f->shapes[k]);
+    st = fit_solve(samples, f->shape_count, m, &quality, err);
+    if (st) return st;
     for (uint32_t k = 0; k < f->shape_count; k++) {
         const struct shape *s = &f->shapes[k];
-        double off = (double)device_model_step_ns(m, &s->work) / s->ns - 1;
+        double told = (double)device_model_step_ns(m, &samples[k].work);
         fprintf(stderr, "%4u sequences x %4u rows behind %5u: %10.3f ms, model %+.1f %%\n",
-                s->sequences, s->rows_each, s->context, s->ns * 1e-6, off * 100);
-        sum += fabs(off);
-        if (fabs(off) > worst) worst = fabs(off);
+                s->sequences, s->rows_each, s->context, samples[k].ns * 1e-6,
+                (told / samples[k].ns - 1) * 100);
     }
-    fprintf(stderr, "mean error %.1f %%, worst %.1f %%\n", sum / f->shape_count * 100, worst * 100);
+    fprintf(stderr, "mean error %.1f %%, worst %.1f %%\n", quality.mean * 100, quality.worst * 100);
+    return st;
 }
 
 static enum status write_model(const struct fit *f, const struct device_model *m, struct error *err)
@@ -299,10 +240,14 @@ static int parse(int argc, char **argv, struct fit *f)
         {"--cpu-numerics", ARG_TEXT, &f->numerics, 0, 0, "fast or exact"},
         {"--max-num-seqs", ARG_COUNT, &f->batch_max, 1, 4096, "largest batch that is timed"},
         {"--max-num-batched-tokens", ARG_COUNT, &f->rows_max, 16, 65536,
-         "longest chunk that is timed"},
+         "longest chunk that is timed; 0: as serve has it, 512 and on a GPU 2048"},
         {"--kv-tokens", ARG_COUNT, &f->kv_tokens, 16, 2147483647,
          "written to the file: the pool of `inferd plan`"},
         {"--repeats", ARG_COUNT, &f->repeats, 1, 1000, "of each shape; the median counts"},
+        {"--steps", ARG_TEXT, &f->steps_path, 0, 0,
+         "a daemon's own steps instead (GET /admin/steps on its --admin-socket); no model"},
+        {"--log", ARG_TEXT, &f->log_path, 0, 0,
+         "the daemon's log: what the front end adds to a request"},
         {"--out", ARG_TEXT, &f->out_path, 0, 0, "file; - : standard output"},
     };
 
@@ -311,13 +256,43 @@ static int parse(int argc, char **argv, struct fit *f)
                             args, sizeof args / sizeof *args, argc, argv);
 }
 
+static enum status fit_device(struct fit *f, struct device_model *m, struct error *err)
+{
+    enum status st = open_device(f, err);
+
+    if (!st) st = measure(f, err);
+    if (st) return st;
+    snprintf(m->name, sizeof m->name, "%.40s: %.48s", device_description(f->device),
+             model_description(f->model));
+    m->kv_tokens = f->kv_tokens;
+    m->max_model_len = f->plan->context_tokens;
+    return fit_shapes(f, m, err);
+}
+
+static enum status fit_steps(const struct fit *f, struct device_model *m, struct error *err)
+{
+    struct fit_quality quality;
+    struct step_log log;
+    enum status st = step_log_read(f->steps_path, &log, err);
+
+    if (st) return st;
+    snprintf(m->name, sizeof m->name, "the steps of %.64s", f->steps_path);
+    m->kv_tokens = f->kv_tokens;
+    m->max_model_len = MODEL_LEN_MAX;
+    m->host_ns += log.wake_ns;
+    st = fit_solve(log.samples, log.count, m, &quality, err);
+    if (!st)
+        fprintf(stderr, "%u steps, mean error of one %.1f %%\n", log.count, quality.mean * 100);
+    step_log_fini(&log);
+    return st;
+}
+
 int bench_fit_main(int argc, char **argv)
 {
     struct fit f = {.device_name = "cpu",
                     .numerics = "fast",
                     .out_path = "-",
                     .batch_max = 64,
-                    .rows_max = 512,
                     .kv_tokens = 23296,
                     .repeats = 7};
     /* The host's share, as bench/engine_host_time and the null device tell it. */
@@ -331,20 +306,15 @@ int bench_fit_main(int argc, char **argv)
     enum status st;
 
     if (wrong >= 0) return wrong;
-    if (!f.model_path) {
-        fprintf(stderr, "inferd: bench fit: --model is needed (--help)\n");
+    if (!f.model_path && !f.steps_path) {
+        fprintf(stderr, "inferd: bench fit: --model or --steps is needed (--help)\n");
         return 2;
     }
-    st = open_device(&f, &err);
-    if (!st) st = measure(&f, &err);
-    if (!st) {
-        snprintf(m.name, sizeof m.name, "%.40s: %.48s", device_description(f.device),
-                 model_description(f.model));
-        m.kv_tokens = f.kv_tokens;
-        m.max_model_len = f.plan->context_tokens;
-        fit_model(&f, &m);
-        st = write_model(&f, &m, &err);
-    }
+    if (!f.rows_max) f.rows_max = strcmp(f.device_name, "cuda") == 0 ? 2048 : 512;
+    st = f.steps_path ? fit_steps(&f, &m, &err) : fit_device(&f, &m, &err);
+    m.gpu = strcmp(f.device_name, "cuda") == 0;
+    if (!st && f.log_path) st = front_from_log(f.log_path, &m.request_ns, &m.reply_ns, &err);
+    if (!st) st = write_model(&f, &m, &err);
     if (st) fprintf(stderr, "inferd: bench fit: %s\n", err.message);
     close_device(&f);
     return st != STATUS_OK;

@@ -1,12 +1,17 @@
 #include "bench/device_model.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file_map.h"
+#include "base/hash.h"
 
 enum { FILE_BYTES_MAX = 1 << 20 };
+
+static const char *const spread_names[MODEL_SPREADS] = {
+    [SPREAD_DECODES] = "spread", [SPREAD_PROMPTS] = "prompt_spread"};
 
 struct reader {
     const char *path;
@@ -30,6 +35,17 @@ static enum status get_time(const struct reader *r, const char *key, double *out
     return STATUS_OK;
 }
 
+static enum status get_share(const struct reader *r, const char *key, double *out)
+{
+    const json_t *value = json_object_get(r->page, key);
+
+    if (!value) return STATUS_OK;
+    *out = json_number_value(value);
+    if (!json_is_number(value) || !(*out >= 0 && *out <= 100))
+        return wrong(r, key, "a number, 0 to 100");
+    return STATUS_OK;
+}
+
 static enum status get_count(const struct reader *r, const char *key, uint32_t low, uint32_t high,
                              uint32_t *out)
 {
@@ -42,6 +58,16 @@ static enum status get_count(const struct reader *r, const char *key, uint32_t l
                          key, low, high);
     *out = (uint32_t)json_integer_value(value);
     return STATUS_OK;
+}
+
+static enum status get_kind(const struct reader *r, bool *gpu)
+{
+    const json_t *value = json_object_get(r->page, "kind");
+    const char *kind = json_string_value(value);
+
+    *gpu = kind && strcmp(kind, "cuda") == 0;
+    if (!value || *gpu || (kind && strcmp(kind, "cpu") == 0)) return STATUS_OK;
+    return wrong(r, "kind", "cpu or cuda");
 }
 
 static enum status get_points(const struct reader *r, struct device_model *out)
@@ -65,6 +91,28 @@ static enum status get_points(const struct reader *r, struct device_model *out)
     return STATUS_OK;
 }
 
+static enum status get_spread(const struct reader *r, const char *key, struct model_spread *out)
+{
+    const json_t *spread = json_object_get(r->page, key), *value;
+    size_t i, count = json_array_size(spread);
+    double sum = 0;
+
+    if (!spread) return STATUS_OK;
+    if (count < 1 || count > MODEL_SPREAD_MAX)
+        return wrong(r, key, "1 to 64 numbers whose mean is 1");
+    json_array_foreach(spread, i, value)
+    {
+        out->ratios[i] = json_number_value(value);
+        sum += out->ratios[i];
+        if (!json_is_number(value) || !(out->ratios[i] >= 0))
+            return wrong(r, key, "numbers, 0 or more");
+    }
+    out->count = (uint32_t)count;
+    if (!(fabs(sum / (double)count - 1) < 0.01))
+        return wrong(r, key, "1 to 64 numbers whose mean is 1");
+    return STATUS_OK;
+}
+
 static enum status read_model(const struct reader *r, struct device_model *out)
 {
     const char *name = json_string_value(json_object_get(r->page, "name"));
@@ -80,6 +128,13 @@ static enum status read_model(const struct reader *r, struct device_model *out)
     if (!st) st = get_time(r, "output_ns", &out->output_ns);
     if (!st) st = get_time(r, "kv_token_ns", &out->kv_token_ns);
     if (!st) st = get_time(r, "pair_ns", &out->pair_ns);
+    if (!st) st = get_time(r, "rest_ns", &out->rest_ns);
+    if (!st) st = get_share(r, "rest_share", &out->rest_share);
+    if (!st && out->rest_share > 0 && !(out->rest_ns > 0))
+        st = wrong(r, "rest_ns", "more than 0 where there is a rest_share");
+    for (int k = 0; !st && k < MODEL_SPREADS; k++)
+        st = get_spread(r, spread_names[k], &out->spreads[k]);
+    if (!st) st = get_kind(r, &out->gpu);
     if (!st) st = get_time(r, "host_ns", &out->host_ns);
     if (!st) st = get_time(r, "host_seq_ns", &out->host_seq_ns);
     if (!st) st = get_time(r, "request_ns", &out->request_ns);
@@ -107,6 +162,15 @@ enum status device_model_read(const char *path, struct device_model *out, struct
     return st;
 }
 
+static json_t *spread_json(const struct model_spread *spread)
+{
+    json_t *ratios = json_array();
+
+    for (uint32_t i = 0; i < spread->count; i++)
+        json_array_append_new(ratios, json_real(spread->ratios[i]));
+    return ratios;
+}
+
 json_t *device_model_json(const struct device_model *m)
 {
     json_t *points = json_array();
@@ -120,12 +184,17 @@ json_t *device_model_json(const struct device_model *m)
         const char *key;
         double value;
     } times[] = {{"output_ns", m->output_ns},     {"kv_token_ns", m->kv_token_ns},
-                 {"pair_ns", m->pair_ns},         {"host_ns", m->host_ns},
+                 {"pair_ns", m->pair_ns},         {"rest_ns", m->rest_ns},
+                 {"rest_share", m->rest_share},   {"host_ns", m->host_ns},
                  {"host_seq_ns", m->host_seq_ns}, {"request_ns", m->request_ns},
                  {"reply_ns", m->reply_ns}};
 
     for (size_t i = 0; page && i < sizeof times / sizeof *times; i++)
         json_object_set_new(page, times[i].key, json_real(times[i].value));
+    for (int k = 0; page && k < MODEL_SPREADS; k++)
+        if (m->spreads[k].count)
+            json_object_set_new(page, spread_names[k], spread_json(&m->spreads[k]));
+    if (page) json_object_set_new(page, "kind", json_string(m->gpu ? "cuda" : "cpu"));
     return page;
 }
 
@@ -145,5 +214,14 @@ int64_t device_model_step_ns(const struct device_model *m, const struct device_w
     double ns = table_ns(m, work->rows) + m->output_ns * work->outputs +
                 m->kv_token_ns * (double)work->kv_tokens + m->pair_ns * (double)work->pairs;
 
+    if (m->rest_share > 0)
+        ns *= 1 + m->rest_share * (work->idle_ns < m->rest_ns ? work->idle_ns / m->rest_ns : 1);
     return ns < 1 ? 1 : (int64_t)ns;
+}
+
+double device_model_luck(const struct device_model *m, int kind, uint64_t number)
+{
+    const struct model_spread *spread = &m->spreads[kind];
+
+    return spread->count ? spread->ratios[hash_mix64(number) % spread->count] : 1;
 }

@@ -53,6 +53,11 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+void samples_sort(struct samples *s)
+{
+    if (s->count) qsort(s->values, s->count, sizeof *s->values, by_value);
+}
+
 double samples_percentile(const struct samples *s, double percent)
 {
     double *sorted, rank, result;

@@ -13,6 +13,7 @@ struct samples {
 
 enum status samples_add(struct samples *s, double value); /* STATUS_NOMEM */
 void samples_fini(struct samples *s);
+void samples_sort(struct samples *s); /* rising */
 double samples_sum(const struct samples *s);
 double samples_mean(const struct samples *s); /* 0 when empty */
 double samples_std(const struct samples *s);  /* of the population, as numpy's std */

@@ -9,10 +9,12 @@
 #include "sched/sched.h"
 
 enum {
-    DEPTH = 2,            /* steps in flight, as in engine/ */
-    SWEEP_NS = 20000000,  /* how often engine/ looks again while some wait */
-    LOGITS_ROWS_MIN = 64, /* as in planner/ */
-    TOKEN_MASK = 0xffff,  /* made-up ids */
+    DEPTH = 2,               /* steps in flight, as in engine/ */
+    SWEEP_NS = 20000000,     /* how often engine/ looks again while some wait */
+    LOGITS_ROWS_MIN = 64,    /* as in planner/ */
+    CALIBRATION_DECODES = 4, /* as in engine/calibrate.c */
+    CALIBRATION_STEPS = 32,
+    TOKEN_MASK = 0xffff, /* made-up ids */
 };
 #define NEVER INT64_MAX
 
@@ -20,6 +22,7 @@ struct sim_seq {
     struct sequence seq; /* first */
     struct sim_seq *next_pending;
     int64_t arrived_ns, submitted_ns, first_ns, last_ns;
+    uint32_t index;  /* in the trace */
     uint32_t tokens; /* seen */
     struct sim_entry entry;
     bool started; /* has left the queue */
@@ -84,6 +87,32 @@ static void set_limits(struct sim *s, const struct trace *trace)
     if (s->limits.logits_max > s->limits.rows_max) s->limits.logits_max = s->limits.rows_max;
 }
 
+/* What engine/calibrate.c does before the first request: the cost model sees prompts of three lengths, each with decoding rows after it. */
+static void calibrate(const struct sim *s, struct sched *sched)
+{
+    uint32_t most = s->limits.rows_max;
+
+    if (most + CALIBRATION_DECODES > s->limits.context_tokens)
+        most = s->limits.context_tokens > CALIBRATION_DECODES
+                   ? s->limits.context_tokens - CALIBRATION_DECODES
+                   : 1;
+    for (uint32_t kind = 0; sched_cost_model(sched)->observed < CALIBRATION_STEPS;
+         kind = (kind + 1) % 3) {
+        uint32_t prompt = kind == 0 ? most / 16 + 1 : kind == 1 ? most / 4 + 1 : most;
+
+        for (uint32_t i = 0; i <= CALIBRATION_DECODES; i++) {
+            uint32_t context = i ? prompt + i - 1 : 0, rows = i ? 1 : prompt;
+            struct device_work work = {.rows = rows,
+                                       .outputs = 1,
+                                       .kv_tokens = context + rows,
+                                       .pairs = cost_pairs(context, rows)};
+            struct sched_step step = {.row_count = rows, .pairs = work.pairs};
+
+            sched_observe(sched, &step, device_model_step_ns(&s->o->device, &work));
+        }
+    }
+}
+
 static enum status make_replica(struct sim *s, struct replica *r, struct error *err)
 {
     const struct sim_options *o = s->o;
@@ -113,7 +142,9 @@ static enum status make_replica(struct sim *s, struct replica *r, struct error *
         r->flights[i].step = step_init((char *)r->step_memory + i * bytes, &s->plan, &s->limits);
         r->flights[i].planned.entries = r->entries + (size_t)i * o->max_num_seqs;
     }
-    return sched_create(&options, &s->plan, &s->limits, &r->sched, err);
+    enum status st = sched_create(&options, &s->plan, &s->limits, &r->sched, err);
+    if (!st && o->calibrates) calibrate(s, r->sched);
+    return st;
 }
 
 /* Prompt and room for the answer behind the struct. The shared beginning depends on the id only, the rest is nobody else's. */
@@ -130,6 +161,7 @@ static struct sim_seq *make_seq(const struct trace_item *item, uint32_t index, i
     for (uint32_t i = item->prefix_tokens; i < item->prompt_tokens; i++)
         prompt[i] = (int32_t)((own >> (i % 32)) + i * 11) & TOKEN_MASK;
     *q = (struct sim_seq){.arrived_ns = now_ns,
+                          .index = index,
                           .entry = {.key = item->key,
                                     .prompt_tokens = item->prompt_tokens,
                                     .class = sequence_class_of(item->max_tokens)}};
@@ -152,6 +184,7 @@ static void submit(struct sim *s, struct replica *r, struct sim_seq *q, int64_t 
 
     if (sched_fits(r->sched, &q->seq, &err)) {
         s->out->too_large++;
+        s->out->requests[q->index].fate = SIM_TOO_LARGE;
     } else {
         switch (sim_queue_take(&r->queue, &forecast, &q->entry)) {
         case SIM_TAKEN: sched_add(r->sched, &q->seq, now_ns); return;
@@ -218,6 +251,7 @@ static void count_finished(struct sim *s, const struct sim_seq *q)
     double tpot = q->tokens > 1 ? (e2el - ttft) / (q->tokens - 1) : 0;
 
     out->completed++;
+    out->requests[q->index] = (struct sim_request){SIM_DONE, ttft, e2el};
     out->input_tokens += q->seq.prompt_count;
     out->cached_tokens += q->seq.cached;
     out->output_tokens += q->tokens;
@@ -296,7 +330,9 @@ static bool plan_step(struct sim *s, struct replica *r, int64_t now_ns)
     work = note_entries(r, &f->planned);
     start_ns = now_ns + (int64_t)(d->host_ns + d->host_seq_ns * f->planned.entry_count);
     if (start_ns < r->device_free_ns) start_ns = r->device_free_ns;
-    step_ns = device_model_step_ns(d, &work);
+    work.idle_ns = (double)(start_ns - r->device_free_ns);
+    step_ns = (int64_t)((double)device_model_step_ns(d, &work) *
+                        device_model_luck(d, device_work_kind(&work), s->out->steps));
     f->end_ns = r->device_free_ns = start_ns + step_ns;
     f->step_ns = step_ns;
     r->busy_ns += (double)step_ns;
@@ -404,7 +440,8 @@ enum status simulate(const struct sim_options *options, const struct trace *trac
     set_limits(&s, trace);
     s.replicas = calloc(options->replicas, sizeof *s.replicas);
     out->itl_ms = calloc(1, sizeof *out->itl_ms);
-    if (!s.replicas || !out->itl_ms)
+    out->requests = calloc((size_t)trace->count + 1, sizeof *out->requests);
+    if (!s.replicas || !out->itl_ms || !out->requests)
         st = error_set(err, STATUS_NOMEM, "no memory for %u replicas", options->replicas);
     for (uint32_t i = 0; !st && i < options->replicas; i++)
         st = make_replica(&s, &s.replicas[i], err);
@@ -428,5 +465,7 @@ void sim_result_fini(struct sim_result *result)
     for (int k = 0; k < SIM_KEYS; k++)
         samples_fini(&result->key_ttft_ms[k]);
     free(result->itl_ms);
+    free(result->requests);
     result->itl_ms = NULL;
+    result->requests = NULL;
 }

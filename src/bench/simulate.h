@@ -27,11 +27,17 @@ struct sim_options {
     uint64_t queue_tokens_max;
     double max_batch_wait_ms, max_itl_ms, max_ttft_ms, class_age_ms, target_throughput;
     bool no_prefix_sharing;
+    bool calibrates;   /* step times are known from the start, as after serve's --calibrate-ms */
     bool fixed_window; /* of max_batch_wait_ms */
     uint32_t replicas;
     enum sim_router router;
     double speed; /* of the trace: 2: twice as many arrivals a second */
     struct report_slo slo;
+};
+
+struct sim_request { /* an arrival of the trace */
+    enum sim_fate { SIM_REFUSED, SIM_TOO_LARGE, SIM_DONE } fate;
+    double ttft_ms, e2el_ms; /* of one that is done */
 };
 
 struct sim_result {
@@ -41,6 +47,7 @@ struct sim_result {
     struct samples ms[REPORT_METRICS];    /* owned; ITL stays empty: */
     struct samples key_ttft_ms[SIM_KEYS]; /* owned; of clients 0..63 */
     struct log_histogram *itl_ms;         /* owned */
+    struct sim_request *requests;         /* owned, one for each of the trace, in its order */
     uint64_t steps, sequence_steps, step_rows;
     uint64_t preemptions, recomputed_tokens, prefix_evictions;
     double busy; /* share of the time that the devices had a step, mean over replicas */

@@ -17,8 +17,11 @@ struct simulation {
     struct trace trace;
     const char *trace_path, *device_path, *loads_text, *goodput, *router, *json_path, *window;
     uint32_t kv_tokens, requests, queue_tokens;
+    uint32_t batched_tokens;                         /* 0: not given */
+    uint32_t batched_tokens_cpu, batched_tokens_gpu; /* serve's own */
     double loads[LOADS_MAX];
     uint32_t load_count;
+    bool detailed;
 };
 
 static const char about[] = "\nReplays arrivals through the daemon's own scheduler and block pool "
@@ -43,8 +46,8 @@ static int parse(int argc, char **argv, struct simulation *s)
         {"--kv-tokens", ARG_COUNT, &s->kv_tokens, 0, 2147483647,
          "of the pool; 0: as the device says"},
         {"--max-num-seqs", ARG_COUNT, &o->max_num_seqs, 1, 4096, "as serve's option"},
-        {"--max-num-batched-tokens", ARG_COUNT, &o->max_num_batched_tokens, 16, 65536,
-         "as serve's option"},
+        {"--max-num-batched-tokens", ARG_COUNT, &s->batched_tokens, 0, 65536,
+         "as serve's option; 0: as serve has it on such a device"},
         {"--max-queue-seqs", ARG_COUNT, &o->queue_seqs_max, 1, 1e6, "as serve's option"},
         {"--max-queue-tokens", ARG_COUNT, &s->queue_tokens, 1, 1e9, "as serve's option"},
         {"--max-batch-wait-ms", ARG_REAL, &o->max_batch_wait_ms, 0, 1000, "as serve's option"},
@@ -58,6 +61,7 @@ static int parse(int argc, char **argv, struct simulation *s)
          "every prompt is computed in full"},
         {"--goodput", ARG_TEXT, &s->goodput, 0, 0,
          "objectives in ms: \"ttft:200 tpot:50 e2el:3000\""},
+        {"--save-detailed", ARG_FLAG, &s->detailed, 0, 0, "JSON has every request's figures"},
         {"--json", ARG_TEXT, &s->json_path, 0, 0,
          "file for the figures; - : standard output, no page"},
     };
@@ -138,6 +142,10 @@ static enum status read_files(struct simulation *s, struct error *err)
     if (!st && repeat_trace(&s->trace, s->requests))
         st = error_set(err, STATUS_NOMEM, "no memory for the trace");
     if (!st && s->kv_tokens) s->o.device.kv_tokens = s->kv_tokens;
+    s->o.calibrates = s->o.device.gpu;
+    s->o.max_num_batched_tokens = s->batched_tokens ? s->batched_tokens
+                                  : s->o.device.gpu ? s->batched_tokens_gpu
+                                                    : s->batched_tokens_cpu;
     return st;
 }
 
@@ -250,6 +258,21 @@ static json_t *keys_json(const struct sim_result *r)
     return keys;
 }
 
+/* In the trace's order; null: refused, or too large. */
+static json_t *requests_json(const struct simulation *s, const struct sim_result *r)
+{
+    json_t *arrivals = json_array(), *ttfts = json_array(), *e2els = json_array();
+
+    for (uint32_t i = 0; i < s->trace.count; i++) {
+        const struct sim_request *q = &r->requests[i];
+        bool done = q->fate == SIM_DONE;
+        json_array_append_new(arrivals, json_real(s->trace.items[i].arrival_s / s->o.speed));
+        json_array_append_new(ttfts, done ? json_real(q->ttft_ms) : json_null());
+        json_array_append_new(e2els, done ? json_real(q->e2el_ms) : json_null());
+    }
+    return json_pack("{s:o, s:o, s:o}", "arrival_s", arrivals, "ttft_ms", ttfts, "e2el_ms", e2els);
+}
+
 /* --- the frontier ------------------------------------------------------------------------------------------------ */
 
 struct point {
@@ -339,6 +362,7 @@ static enum status run_loads(struct simulation *s, struct error *err)
             if (page) print_run(s, &r);
             one = run_json(s, &r);
             json_object_set_new(one, "keys", keys_json(&r));
+            if (s->detailed) json_object_set_new(one, "detail", requests_json(s, &r));
             json_array_append_new(runs, one);
             points[i] = (struct point){s->o.speed, rate(&r, (double)r.output_tokens),
                                        percentile(&r, REPORT_E2EL, 50) * 1e-3, false};
@@ -352,7 +376,7 @@ static enum status run_loads(struct simulation *s, struct error *err)
     return st;
 }
 
-/* Serve's own defaults, its INFERD_ variables included; but for steps of 2,048 rows, which it takes on a GPU. */
+/* Serve's own defaults, its INFERD_ variables included. */
 static enum status set_defaults(struct simulation *s, struct error *err)
 {
     char *nothing[] = {(char *)(uintptr_t) "simulate", NULL};
@@ -361,7 +385,8 @@ static enum status set_defaults(struct simulation *s, struct error *err)
 
     if (st) return st;
     s->o.max_num_seqs = (uint32_t)config.max_num_seqs;
-    s->o.max_num_batched_tokens = (uint32_t)config.max_num_batched_tokens;
+    s->batched_tokens_cpu = config_batched_tokens(&config, false);
+    s->batched_tokens_gpu = config_batched_tokens(&config, true);
     s->o.queue_seqs_max = (uint32_t)config.max_queue_seqs;
     s->queue_tokens = (uint32_t)config.max_queue_tokens;
     s->o.max_batch_wait_ms = config.max_batch_wait_ms;

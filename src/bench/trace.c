@@ -3,12 +3,12 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/file_map.h"
 #include "base/slice.h"
+#include "bench/log_line.h"
 
-enum { TRACE_BYTES_MAX = 1 << 30, TOKENS_MAX = 16777216 };
+enum { TRACE_BYTES_MAX = 1 << 30, TOKENS_MAX = 16777216, CACHED_PREFIX = 1 };
 
 void trace_fini(struct trace *t)
 {
@@ -151,68 +151,43 @@ enum status trace_write(const struct trace *t, FILE *to, struct error *err)
 
 /* --- the daemon's log --- */
 
-/* The number behind " key=", or `missing`. */
-static double log_number(const char *line, const char *key, double missing)
+/* The first of `choices` alike; 0: the line tells no arrival. */
+static uint32_t parse_done(const char *text, struct trace_item *out)
 {
-    char pattern[48];
-    const char *at;
+    struct log_line line;
+    bool usable;
 
-    snprintf(pattern, sizeof pattern, " %s=", key);
-    at = strstr(line, pattern);
-    return at ? strtod(at + strlen(pattern), NULL) : missing;
+    if (!log_line_read(text, &line)) return false;
+    double total_ms = log_line_number(&line, "total_ms", -1),
+           prompt = log_line_number(&line, "prompt_tokens", 0),
+           cached = log_line_number(&line, "cached_tokens", 0),
+           completion = log_line_number(&line, "completion_tokens", 0),
+           choices = log_line_number(&line, "choices", 1);
+    usable = line.time_s >= 0 && total_ms >= 0 && prompt >= 1 && completion >= 1 && choices >= 1 &&
+             cached >= 0 && cached <= prompt;
+    if (usable)
+        *out = (struct trace_item){.arrival_s = line.time_s - total_ms * 1e-3,
+                                   .prompt_tokens = (uint32_t)prompt,
+                                   .max_tokens = (uint32_t)(completion / choices + 0.5),
+                                   .prefix_id = cached > 0 ? CACHED_PREFIX : 0,
+                                   .prefix_tokens = (uint32_t)cached};
+    log_line_fini(&line);
+    if (usable && out->max_tokens < 1) out->max_tokens = 1;
+    return usable ? (uint32_t)choices : 0;
 }
 
-/* Seconds since 1970 of "2026-11-29T17:20:01.123Z"; below 0: there is none. */
-static double log_time(const char *line)
+/* Several choices share their whole prompt, and with nobody else. */
+static enum status add_choices(struct trace *trace, struct trace_item item, uint32_t choices)
 {
-    struct tm tm = {0};
-    const char *rest = strptime(line, "%Y-%m-%dT%H:%M:%S", &tm);
+    enum status st = STATUS_OK;
 
-    return rest && *rest == '.' ? (double)timegm(&tm) + strtod(rest, NULL) : -1;
-}
-
-/* The same of a line of --log-format json. */
-static double json_number(const json_t *line, const char *key, double missing)
-{
-    const json_t *value = json_object_get(line, key);
-
-    return json_is_number(value) ? json_number_value(value) : missing;
-}
-
-static bool read_done(const char *line, double *at, double *total_ms, double *prompt,
-                      double *completion)
-{
-    const char *event = strstr(line, "info request done ");
-    json_t *object = *line == '{' ? json_loads(line, 0, NULL) : NULL;
-    const char *name = json_string_value(json_object_get(object, "event"));
-    const char *time = json_string_value(json_object_get(object, "time"));
-    bool found = name ? strcmp(name, "request done") == 0 && time : event != NULL;
-
-    if (name && found) {
-        *at = log_time(time);
-        *total_ms = json_number(object, "total_ms", -1);
-        *prompt = json_number(object, "prompt_tokens", 0);
-        *completion = json_number(object, "completion_tokens", 0);
-    } else if (found) {
-        *at = log_time(line);
-        *total_ms = log_number(event, "total_ms", -1);
-        *prompt = log_number(event, "prompt_tokens", 0);
-        *completion = log_number(event, "completion_tokens", 0);
+    if (choices > 1) {
+        item.prefix_id = CACHED_PREFIX + 1 + trace->count;
+        item.prefix_tokens = item.prompt_tokens;
     }
-    json_decref(object);
-    return found;
-}
-
-static bool parse_done(const char *line, struct trace_item *out)
-{
-    double at, total_ms, prompt, completion;
-
-    if (!read_done(line, &at, &total_ms, &prompt, &completion) || at < 0) return false;
-    if (total_ms < 0 || prompt < 1 || completion < 1) return false;
-    *out = (struct trace_item){.arrival_s = at - total_ms * 1e-3,
-                               .prompt_tokens = (uint32_t)prompt,
-                               .max_tokens = (uint32_t)completion};
-    return true;
+    for (uint32_t i = 0; !st && i < choices; i++)
+        st = trace_add(trace, &item);
+    return st;
 }
 
 enum status trace_from_log(FILE *log, struct trace *out, struct error *err)
@@ -223,8 +198,10 @@ enum status trace_from_log(FILE *log, struct trace *out, struct error *err)
     size_t cap = 0;
     enum status st = STATUS_OK;
 
-    while (!st && getline(&line, &cap, log) >= 0)
-        if (parse_done(line, &item)) st = trace_add(&trace, &item);
+    while (!st && getline(&line, &cap, log) >= 0) {
+        uint32_t choices = parse_done(line, &item);
+        if (choices) st = add_choices(&trace, item, choices);
+    }
     free(line);
     if (st) {
         trace_fini(&trace);

@@ -176,13 +176,6 @@ enum status load_open_device(const struct config *config, struct device_options 
     return st ? st : check_dtype(config, out, options, err);
 }
 
-/* A GPU is at its full rate only with larger steps: 8B, a prompt of 8k on an H200: 219 ms in chunks of 2,048 rows, 243 in ones of 512. */
-static uint32_t batched_tokens(const struct config *config, bool cuda)
-{
-    if (cuda && !config_given(config, "max_num_batched_tokens")) return 2048;
-    return (uint32_t)config->max_num_batched_tokens;
-}
-
 void load_planner_options(const struct config *config, const struct device_options *device,
                           uint64_t device_bytes, struct planner_options *out)
 {
@@ -191,7 +184,7 @@ void load_planner_options(const struct config *config, const struct device_optio
     *out = (struct planner_options){
         .device = *device,
         .max_num_seqs = (uint32_t)config->max_num_seqs,
-        .max_num_batched_tokens = batched_tokens(config, cuda),
+        .max_num_batched_tokens = config_batched_tokens(config, cuda),
         .max_logprobs = (uint32_t)config->max_logprobs,
         .max_model_len = config->max_model_len,
         .kv_bytes = config->kv_cache_memory,
@@ -218,6 +211,17 @@ static enum status size_limits(const struct config *config, struct loaded *l, st
     return st;
 }
 
+uint64_t load_kv_tokens(const struct loaded *l)
+{
+    uint64_t most = 0;
+
+    for (uint32_t g = 0; g < l->plan->group_count; g++) {
+        uint64_t tokens = (uint64_t)l->limits.kv_blocks[g] * l->plan->groups[g].block_tokens;
+        if (tokens > most) most = tokens;
+    }
+    return most;
+}
+
 static void log_memory(const struct loaded *l)
 {
     for (uint32_t i = 0; i < l->memory.line_count; i++)
@@ -227,8 +231,7 @@ static void log_memory(const struct loaded *l)
                  l->memory.lines[i].estimate ? " estimate=1" : "");
     log_info("memory total", "device_bytes=%llu host_bytes=%llu kv_tokens=%llu max_model_len=%u",
              (unsigned long long)l->memory.device_bytes, (unsigned long long)l->memory.host_bytes,
-             (unsigned long long)l->limits.kv_blocks[0] * l->plan->groups[0].block_tokens,
-             l->limits.context_tokens);
+             (unsigned long long)load_kv_tokens(l), l->limits.context_tokens);
 }
 
 /* A step of a large model on a small CPU may well take a minute, and no driver stands between us and it. */

@@ -40,6 +40,8 @@ struct loaded {
 
 enum status load_open(const struct config *config, struct loaded *out, struct error *err);
 void load_close(struct loaded *loaded); /* idempotent */
+/* Tokens that the pool of the KV group holds which keeps most. */
+uint64_t load_kv_tokens(const struct loaded *loaded);
 
 /* --device, --threads, --cpu-numerics ... as device options. Errors: STATUS_INVALID with what would be right. */
 enum status load_device_options(const struct config *config, struct device_options *out,

@@ -74,7 +74,7 @@ void observe_describe(const struct config *c, const struct loaded *l, const char
         .device = device_description(l->device),
         .context_tokens = l->limits.context_tokens,
         .block_tokens = group->block_tokens,
-        .kv_tokens = (uint64_t)l->limits.kv_blocks[0] * group->block_tokens,
+        .kv_tokens = load_kv_tokens(l),
         .kv_format = kv_format_name(l),
         .prefix_caching = c->enable_prefix_caching,
         .memory_utilization = l->device_options.kind == DEVICE_CUDA ? c->gpu_memory_utilization : 0,

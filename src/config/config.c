@@ -259,6 +259,13 @@ bool config_given(const struct config *config, const char *field)
     return i >= 0 && config->source[i] != CONFIG_DEFAULT;
 }
 
+/* A GPU is at its full rate only with larger steps: 8B, a prompt of 8k on an H200: 219 ms in chunks of 2,048 rows, 243 in ones of 512. */
+uint32_t config_batched_tokens(const struct config *config, bool gpu)
+{
+    if (gpu && !config_given(config, "max_num_batched_tokens")) return 2048;
+    return (uint32_t)config->max_num_batched_tokens;
+}
+
 uint32_t config_count(void)
 {
     return config_option_count;

@@ -45,6 +45,8 @@ void config_fini(struct config *config);
 
 /* Whether the option was given anywhere; field: "max_model_len". */
 bool config_given(const struct config *config, const char *field);
+/* Rows of a step: as given, else the default, which is larger on a GPU. */
+uint32_t config_batched_tokens(const struct config *config, bool gpu);
 
 /* Options by number, 0..config_count()-1: name with underscores, and whether two runs have the same value. */
 uint32_t config_count(void);

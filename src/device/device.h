@@ -3,7 +3,8 @@
  * Life: device_open -> device_compile (packs weights, sizes every buffer, captures graphs; after it nothing is
  * allocated) -> steps -> device_close. A step is two halves: submit_body (to the logits) and submit_sample
  * (masks, sampling), enqueued together when nothing is missing. Steps run in the order of submission; up to
- * limits.steps_inflight may be in flight. Whatever a step uses (its memory, blocks it names) stays until it is done.
+ * limits.steps_inflight may be in flight. A step's memory stays until it is done; the blocks that it names are written by no other step
+ * before that, but may be by later ones as soon as no row of theirs sees what was there.
  *
  * Thread: one thread (the engine's) calls everything but device_health; `notify` is called on a thread of the device
  * each time a step is done. Errors of a step arrive in its result; STATUS_DEVICE_LOST means that no later step will run. */

@@ -3,6 +3,16 @@
 #include <assert.h>
 #include <stddef.h>
 
+uint32_t plan_group_blocks(const struct plan_kv_group *group, uint64_t tokens, uint32_t rows)
+{
+    uint64_t size = group->block_tokens, all = (tokens + size - 1) / size;
+    uint64_t seen = group->window ? (uint64_t)group->window - 1 + rows : tokens;
+    uint64_t most = (seen + size - 2) / size + 1; /* its first token may be the last of a block */
+
+    assert(all <= UINT32_MAX);
+    return (uint32_t)(!group->window || all < most ? all : most);
+}
+
 const char *stage_kind_name(enum stage_kind kind)
 {
     static const char *const names[] = {

@@ -164,5 +164,9 @@ struct plan {
     const struct stage *stages;
 };
 
+/* Blocks that a sequence of so many tokens holds of the group at once, where a step computes at most `rows` of them: all of its tokens', or, with
+ * a window, those that the first of these rows sees and their own, wherever they begin. */
+uint32_t plan_group_blocks(const struct plan_kv_group *group, uint64_t tokens, uint32_t rows);
+
 /* "attn_in", "ffn_out", ... */
 const char *stage_kind_name(enum stage_kind kind);

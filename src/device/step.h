@@ -65,7 +65,7 @@ enum {
 }; /* draw a token by the slot's sampling state; any id >= 0: give that token's logprob */
 
 struct step_table_change { /* block `block` is the index-th of slot's table of group */
-    uint32_t slot, group, index, block;
+    uint32_t slot, group, index, block; /* in front of a group's window a table may have gaps */
 };
 struct step_copy { /* KV bytes of a whole block, for copy-on-write */
     uint32_t group, from, to;

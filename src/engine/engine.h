@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "engine/output.h"
 #include "engine/request.h"
+#include "engine/step_record.h"
 
 struct engine; /* opaque */
 
@@ -97,6 +98,8 @@ struct engine_stats {
     uint32_t seqs_running, seqs_waiting, seqs_blocked;
     uint32_t kv_blocks_total,
         kv_blocks_used; /* used: by sequences; blocks kept for later prompts are not */
+    double
+        kv_usage; /* share of blocks used, in the KV group (plan.h) that has the smallest part left */
     uint64_t kv_places,
         kv_tokens;          /* of the blocks that sequences hold: places, and tokens in them */
     uint64_t step_rows_sum; /* rows over all steps */
@@ -123,3 +126,6 @@ struct engine_stats {
     uint64_t window_fired[4]; /* by enum window_trigger: idle, size, age, throughput */
 };
 void engine_stats(const struct engine *engine, struct engine_stats *out);
+
+/* The last steps, oldest first; out: [STEP_RECORDS_MAX]. Returns how many. Any thread. */
+uint32_t engine_step_records(const struct engine *engine, struct step_record *out);

@@ -62,6 +62,7 @@ struct engine_request {
 struct flight { /* a step between plan and result */
     struct step *step;
     struct sched_step planned;
+    struct step_record record; /* but for what the result tells */
 };
 
 /* Numbers that others read: each is stored whole, by the engine thread. */
@@ -73,7 +74,7 @@ struct published {
     _Atomic uint32_t held;
     _Atomic uint64_t requests_finished, requests_aborted, requests_failed;
     _Atomic uint32_t seqs_running, seqs_waiting, seqs_blocked;
-    _Atomic uint32_t kv_blocks_total, kv_blocks_used;
+    _Atomic uint32_t kv_blocks_total, kv_blocks_used, kv_usage_ppm;
     _Atomic uint64_t step_rows_sum, step_ns_sum, host_ns_sum;
     _Atomic uint64_t preemptions, recomputed_tokens, prefix_evictions;
     _Atomic uint32_t prefix_blocks, prefix_pinned, flooding;
@@ -125,6 +126,7 @@ struct engine {
     _Atomic uint64_t notified;     /* device_notify calls that have returned from notify_signal */
     _Atomic uint64_t late_mallocs; /* of the engine thread */
     struct published published;
+    struct step_records records;
 
     /* the engine thread's */
     struct engine_request live; /* head of the list, choice_count 0 */

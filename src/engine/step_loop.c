@@ -98,8 +98,7 @@ static const char *lost_reason(const struct engine *e)
 const uint32_t engine_step_rows[ENGINE_STEP_CLASSES - 1] = {1,   8,    16,   32,   64,   128,  256,
                                                             512, 1024, 2048, 4096, 8192, 16384};
 
-static void count_step(struct engine *e, const struct flight *flight,
-                       const struct step_result *result)
+static void count_step(struct engine *e, struct flight *flight, const struct step_result *result)
 {
     e->totals.steps++;
     uint32_t class = 0;
@@ -112,6 +111,9 @@ static void count_step(struct engine *e, const struct flight *flight,
         e->totals.step_ns_sum += (uint64_t)(result->ended_ns - result->started_ns);
         if (!result->status)
             sched_observe(e->sched, &flight->planned, result->ended_ns - result->started_ns);
+        flight->record.started_ns = result->started_ns;
+        flight->record.ended_ns = result->ended_ns;
+        step_records_put(&e->records, &flight->record);
     }
     e->totals.last_progress_ns = e->now_ns;
 }
@@ -184,8 +186,16 @@ static bool submit_step(struct engine *e, struct flight *flight)
     return false;
 }
 
-static void note_started(struct engine *e, const struct sched_step *planned)
+static void note_started(struct engine *e, struct flight *flight)
 {
+    const struct sched_step *planned = &flight->planned;
+    struct step_record *record = &flight->record;
+
+    *record = (struct step_record){.seq_no = planned->seq_no,
+                                   .planned_ns = clock_mono_ns(),
+                                   .rows = planned->row_count,
+                                   .sequences = planned->entry_count,
+                                   .pairs = planned->pairs};
     for (uint32_t i = 0; i < planned->entry_count; i++) {
         const struct sched_entry *entry = &planned->entries[i];
         struct choice *choice = (struct choice *)entry->seq; /* its first field */
@@ -205,10 +215,13 @@ static void note_started(struct engine *e, const struct sched_step *planned)
                 times->queued_for = seq_hold_name(choice->seq.held);
             }
         }
-        if (entry->first_position < entry->seq->prompt_count)
-            times->prefill_chunks++;
-        else
-            times->decode_steps++;
+        bool prompt = entry->first_position < entry->seq->prompt_count;
+
+        times->prefill_chunks += prompt;
+        times->decode_steps += !prompt;
+        record->prompts += prompt;
+        record->outputs += entry->output_count;
+        record->kv_tokens += entry->first_position + entry->rows;
         times->batch_rows_sum += planned->row_count;
     }
 }
@@ -224,7 +237,7 @@ static bool plan_steps(struct engine *e)
         if (!sched_plan(e->sched, e->planned_seq_no + 1, e->now_ns, flight->step, &flight->planned))
             break;
         any = true;
-        note_started(e, &flight->planned);
+        note_started(e, flight);
         if (!submit_step(e, flight)) break;
     }
     return any;
@@ -367,6 +380,7 @@ void step_loop_publish(struct engine *e)
     atomic_store_explicit(&e->published.seqs_blocked, counts.blocked, memory_order_relaxed);
     atomic_store_explicit(&e->published.kv_blocks_used, counts.kv_blocks_used,
                           memory_order_relaxed);
+    atomic_store_explicit(&e->published.kv_usage_ppm, counts.kv_usage_ppm, memory_order_relaxed);
 }
 
 /* --- the loop ------------------------------------------------------------------------------------------------- */

@@ -155,6 +155,35 @@ static void delete_request(struct task *t, const char *id)
     buf_append_str(&t->out, "{\"status\":\"ended\"}");
 }
 
+/* --- steps --- */
+
+static void put_step(struct buf *out, const struct step_record *r)
+{
+    buf_printf(out,
+               "{\"step\":%llu,\"planned_ns\":%lld,\"started_ns\":%lld,\"ended_ns\":%lld,"
+               "\"rows\":%u,\"sequences\":%u,\"prompts\":%u,\"outputs\":%u,"
+               "\"kv_tokens\":%llu,\"pairs\":%llu}\n",
+               (unsigned long long)r->seq_no, (long long)r->planned_ns, (long long)r->started_ns,
+               (long long)r->ended_ns, r->rows, r->sequences, r->prompts, r->outputs,
+               (unsigned long long)r->kv_tokens, (unsigned long long)r->pairs);
+}
+
+static void get_steps(struct task *t)
+{
+    struct engine *engine = atomic_load(&t->frontend->engine);
+    struct step_record *records = engine ? calloc(STEP_RECORDS_MAX, sizeof *records) : NULL;
+
+    if (!records) {
+        fail(t, 503, engine ? "No memory." : "The model is being loaded.");
+        return;
+    }
+    uint32_t count = engine_step_records(engine, records);
+    for (uint32_t i = 0; i < count; i++)
+        put_step(&t->out, &records[i]);
+    free(records);
+    t->content_type = "application/jsonl";
+}
+
 /* --- orders --- */
 
 static bool body_flag(const struct task *t, const char *name)
@@ -223,11 +252,10 @@ static void answer(struct task *t, const char *url, const char *method)
     static const struct {
         const char *method, *url;
         void (*run)(struct task *t);
-    } orders[] = {{"GET", "/admin/requests", get_requests},
-                  {"POST", "/admin/drain", post_drain},
-                  {"POST", "/admin/resume", post_resume},
-                  {"POST", "/admin/reload", post_reload},
-                  {"POST", "/admin/log-level", post_log_level}};
+    } orders[] = {
+        {"GET", "/admin/requests", get_requests}, {"GET", "/admin/steps", get_steps},
+        {"POST", "/admin/drain", post_drain},     {"POST", "/admin/resume", post_resume},
+        {"POST", "/admin/reload", post_reload},   {"POST", "/admin/log-level", post_log_level}};
     static const char requests[] = "/admin/requests/";
     const size_t prefix = sizeof requests - 1;
 

@@ -8,7 +8,20 @@
 #include "kv/kv_block.h"
 #include "kv/kv_seq.h"
 
-enum { NONE = KV_PREFIX_NONE, PINNED_PART = 4, PIN_END_MAX = (1 << 29) - 1 };
+enum { NONE = KV_PREFIX_NONE, PINNED_PART = 4, PIN_END_MAX = (1 << 28) - 1 };
+static_assert((uint32_t)NONE == (uint32_t)KV_BLOCK_NONE, "an entry is named by a block");
+
+struct blocks { /* the index's side of one group */
+    struct kv_prefix *prefix;
+    uint32_t group;
+    struct kv_block *lines; /* the pool's */
+    uint32_t need;          /* spans whose blocks the next position sees; UINT32_MAX: all */
+    struct {
+        uint32_t first, last; /* least recently used first; of names, or in a group with a window */
+        uint32_t count;
+    } lists[LISTS];
+    uint32_t held; /* in a group with a window */
+};
 
 struct kv_prefix {
     struct kv_space *space;
@@ -16,16 +29,14 @@ struct kv_prefix {
     uint64_t secret, serials;
     uint32_t *buckets; /* [bucket_mask + 1] */
     uint32_t bucket_mask;
-    struct kv_block *entries; /* [capacity], the pool's, by block of group 0 */
+    struct kv_block *entries; /* [capacity], the pool's, by block of names */
     int32_t *tokens;          /* [capacity][span] */
-    struct {
-        uint32_t first, last; /* least recently used first */
-        uint32_t count;
-    } lists[LISTS];
+    struct blocks groups[KV_GROUPS_MAX];
     uint32_t entry_count;
     uint32_t pin_count, pins_max; /* entries with a pin; bound of them */
     uint32_t now_s;
     uint64_t evicted;
+    uint64_t losses; /* blocks that entries lost in groups with a window */
 };
 
 struct kv_chain kv_chain_start(uint64_t salt)
@@ -74,7 +85,7 @@ uint32_t kv_prefix_find(const struct kv_prefix *p, struct kv_chain *chain, const
 struct kv_chain kv_prefix_chain_of(const struct kv_prefix *p, const struct kv_seq *seq,
                                    uint32_t count, uint64_t salt, uint32_t *known)
 {
-    const uint32_t *blocks = seq->tables[0].blocks;
+    const uint32_t *blocks = seq->tables[p->space->names].blocks;
 
     while (count > 0 && !p->entries[blocks[count - 1]].serial)
         count--;
@@ -106,43 +117,157 @@ uint32_t kv_prefix_span(const struct kv_prefix *p)
 
 /* --- idle entries, and how the pools get their blocks back ------------------------------------------------------ */
 
-static uint32_t block_in(const struct kv_prefix *p, uint32_t e, uint32_t group)
+static bool has_window(const struct kv_prefix *p, uint32_t group)
 {
-    return group == 0 ? e : p->entries[e].others[group - 1];
+    return p->space->groups[group].window > 0;
 }
 
-static void add_reclaimable(struct kv_prefix *p, int change)
+static uint32_t *other_in(const struct kv_prefix *p, uint32_t e, uint32_t group)
 {
-    for (uint32_t g = 0; g < p->space->group_count; g++)
-        kv_pool_add_reclaimable(p->space->pools[g], change);
+    assert(group != p->space->names);
+    return &p->entries[e].others[group < p->space->names ? group : group - 1];
+}
+
+static uint32_t block_in(const struct kv_prefix *p, uint32_t e, uint32_t group)
+{
+    return group == p->space->names ? e : *other_in(p, e, group);
+}
+
+/* What is idle in the list of names frees a block in every group that has no window; the others have lists of their own. */
+static void add_reclaimable(struct kv_prefix *p, uint32_t group, int change)
+{
+    if (has_window(p, group)) {
+        kv_pool_add_reclaimable(p->space->pools[group], change);
+        return;
+    }
+    for (uint32_t g = 0; g < p->space->table_count; g++)
+        if (!has_window(p, g)) kv_pool_add_reclaimable(p->space->pools[g], change);
 }
 
 /* To the end of a list. */
-static void enlist(struct kv_prefix *p, uint32_t e, enum kv_block_list list)
+static void enlist(struct kv_prefix *p, uint32_t group, uint32_t block, enum kv_block_list list)
 {
-    struct kv_block *entry = &p->entries[e];
-    uint32_t last = p->lists[list].last;
+    struct blocks *b = &p->groups[group];
+    struct kv_block *line = &b->lines[block];
+    uint32_t last = b->lists[list].last;
 
-    entry->list = list;
-    entry->prev = last;
-    entry->next = NONE;
-    *(last == NONE ? &p->lists[list].first : &p->entries[last].next) = e;
-    p->lists[list].last = e;
-    p->lists[list].count++;
-    if (list == LIST_IDLE) add_reclaimable(p, 1);
+    line->list = list;
+    line->prev = last;
+    line->next = NONE;
+    *(last == NONE ? &b->lists[list].first : &b->lines[last].next) = block;
+    b->lists[list].last = block;
+    b->lists[list].count++;
+    if (list == LIST_IDLE) add_reclaimable(p, group, 1);
 }
 
-static void delist(struct kv_prefix *p, uint32_t e)
+static void delist(struct kv_prefix *p, uint32_t group, uint32_t block)
 {
-    struct kv_block *entry = &p->entries[e];
-    enum kv_block_list list = (enum kv_block_list)entry->list;
+    struct blocks *b = &p->groups[group];
+    struct kv_block *line = &b->lines[block];
+    enum kv_block_list list = (enum kv_block_list)line->list;
 
     if (list == LIST_NONE) return;
-    entry->list = LIST_NONE;
-    *(entry->prev == NONE ? &p->lists[list].first : &p->entries[entry->prev].next) = entry->next;
-    *(entry->next == NONE ? &p->lists[list].last : &p->entries[entry->next].prev) = entry->prev;
-    p->lists[list].count--;
-    if (list == LIST_IDLE) add_reclaimable(p, -1);
+    line->list = LIST_NONE;
+    *(line->prev == NONE ? &b->lists[list].first : &b->lines[line->prev].next) = line->next;
+    *(line->next == NONE ? &b->lists[list].last : &b->lines[line->next].prev) = line->prev;
+    b->lists[list].count--;
+    if (list == LIST_IDLE) add_reclaimable(p, group, -1);
+}
+
+/* --- groups with a window --------------------------------------------------------------------------------------- */
+
+struct kv_landing kv_landing_at(uint32_t spans)
+{
+    return (struct kv_landing){spans, {spans, spans, spans, spans}};
+}
+static_assert(KV_GROUPS_MAX == 4, "kv_landing");
+
+bool kv_prefix_landing(const struct kv_prefix *p, struct kv_landing *walk, uint32_t e)
+{
+    bool lands = true;
+
+    walk->spans++;
+    for (uint32_t g = 0; g < p->space->group_count; g++) {
+        uint32_t need = p->groups[g].need;
+
+        if (!has_window(p, g)) continue;
+        walk->runs[g] = block_in(p, e, g) == NONE ? 0 : walk->runs[g] + 1;
+        lands &= walk->runs[g] >= (need < walk->spans ? need : walk->spans);
+    }
+    return lands;
+}
+
+uint64_t kv_prefix_losses(const struct kv_prefix *p)
+{
+    return p->losses;
+}
+
+/* The entry has lost its block there. */
+static void lose(struct kv_prefix *p, uint32_t group, uint32_t block)
+{
+    struct kv_block *line = &p->groups[group].lines[block];
+
+    delist(p, group, block);
+    *other_in(p, line->entry, group) = NONE;
+    line->serial = 0;
+    p->groups[group].held--;
+    kv_pool_unref(p->space->pools[group], block);
+}
+
+void kv_prefix_complete(struct kv_prefix *p, uint32_t e, const struct kv_seq *seq, uint32_t index)
+{
+    for (uint32_t g = 0; g < p->space->group_count; g++) {
+        const struct kv_table *table = &seq->tables[g];
+
+        if (!has_window(p, g) || block_in(p, e, g) != NONE) continue;
+        if (index < table->first || index >= table->count) continue;
+        uint32_t block = table->blocks[index];
+        struct kv_block *line = &p->groups[g].lines[block];
+        if (line->serial) continue;
+        *other_in(p, e, g) = block;
+        line->entry = e;
+        line->serial = p->entries[e].serial;
+        line->list = LIST_NONE;
+        p->groups[g].held++;
+        kv_pool_ref(p->space->pools[g], block);
+    }
+}
+
+/* Of an entry that goes to a list or leaves it: blocks that nobody uses go with it to LIST_PINNED and back. */
+static void keep_window(struct kv_prefix *p, uint32_t e, bool keep)
+{
+    enum kv_block_list to = keep ? LIST_PINNED : LIST_IDLE;
+
+    for (uint32_t g = 0; g < p->space->group_count; g++) {
+        struct kv_pool *pool = p->space->pools[g];
+        uint32_t block = block_in(p, e, g);
+
+        if (!has_window(p, g) || block == NONE) continue;
+        if (p->groups[g].lines[block].list != (keep ? LIST_IDLE : LIST_PINNED)) continue;
+        /* what is promised away cannot be kept */
+        if (keep && (kv_pool_available_count(pool) == 0 ||
+                     p->groups[g].lists[LIST_PINNED].count >= kv_pool_capacity(pool) / PINNED_PART))
+            continue;
+        delist(p, g, block);
+        enlist(p, g, block, to);
+    }
+}
+
+static void enlist_entry(struct kv_prefix *p, uint32_t e, enum kv_block_list list)
+{
+    enlist(p, p->space->names, e, list);
+    if (list == LIST_PINNED && p->entries[e].keeps_window) keep_window(p, e, true);
+}
+
+static void delist_entry(struct kv_prefix *p, uint32_t e)
+{
+    if (p->entries[e].list == LIST_PINNED) keep_window(p, e, false);
+    delist(p, p->space->names, e);
+}
+
+static struct blocks *names_of(struct kv_prefix *p)
+{
+    return &p->groups[p->space->names];
 }
 
 /* --- pins ------------------------------------------------------------------------------------------------------- */
@@ -151,13 +276,14 @@ static void unpin(struct kv_prefix *p, uint32_t e)
 {
     if (p->entries[e].pinned_s == 0) return;
     p->entries[e].pinned_s = 0;
+    p->entries[e].keeps_window = 0;
     p->pin_count--;
     if (p->entries[e].list != LIST_PINNED) return;
-    delist(p, e);
-    enlist(p, e, LIST_IDLE);
+    delist_entry(p, e);
+    enlist_entry(p, e, LIST_IDLE);
 }
 
-bool kv_prefix_pin(struct kv_prefix *p, uint32_t e, uint32_t seconds)
+bool kv_prefix_pin(struct kv_prefix *p, uint32_t e, uint32_t seconds, uint32_t left)
 {
     struct kv_block *entry = &p->entries[e];
     uint64_t end_s = (uint64_t)p->now_s + seconds;
@@ -169,7 +295,9 @@ bool kv_prefix_pin(struct kv_prefix *p, uint32_t e, uint32_t seconds)
         if (entry->list == LIST_IDLE || p->pin_count == p->pins_max || seconds == 0) return false;
         p->pin_count++;
     }
-    if (until_s > entry->pinned_s) entry->pinned_s = until_s;
+    if (until_s > entry->pinned_s) entry->pinned_s = until_s & PIN_END_MAX;
+    for (uint32_t g = 0; g < p->space->group_count; g++)
+        if (has_window(p, g) && left < p->groups[g].need) entry->keeps_window = 1;
     return true;
 }
 
@@ -179,7 +307,7 @@ void kv_prefix_set_time(struct kv_prefix *p, int64_t now_ns)
 
     if (now_s == p->now_s) return;
     p->now_s = now_s;
-    for (uint32_t e = p->lists[LIST_PINNED].first; e != NONE; e = next) {
+    for (uint32_t e = names_of(p)->lists[LIST_PINNED].first; e != NONE; e = next) {
         next = p->entries[e].next;
         if (p->entries[e].pinned_s <= now_s) unpin(p, e);
     }
@@ -188,9 +316,10 @@ void kv_prefix_set_time(struct kv_prefix *p, int64_t now_ns)
 bool kv_prefix_unpin_idle(struct kv_prefix *p, uint32_t most)
 {
     bool any = false;
+    const struct blocks *names = names_of(p);
 
-    for (; most-- > 0 && p->lists[LIST_PINNED].first != NONE; any = true)
-        unpin(p, p->lists[LIST_PINNED].first);
+    for (; most-- > 0 && names->lists[LIST_PINNED].first != NONE; any = true)
+        unpin(p, names->lists[LIST_PINNED].first);
     return any;
 }
 
@@ -206,41 +335,75 @@ static void forget(struct kv_prefix *p, uint32_t e)
         at = &p->entries[*at].bucket_next;
     *at = entry->bucket_next;
     unpin(p, e);
-    delist(p, e);
+    delist_entry(p, e);
     entry->serial = 0;
     p->entry_count--;
-    for (uint32_t g = 0; g < p->space->group_count; g++)
-        kv_pool_unref(p->space->pools[g], block_in(p, e, g));
+    for (uint32_t g = 0; g < p->space->table_count; g++) {
+        uint32_t block = block_in(p, e, g);
+
+        if (!has_window(p, g))
+            kv_pool_unref(p->space->pools[g], block);
+        else if (block != NONE)
+            lose(p, g, block);
+    }
 }
 
 static void evict_oldest(void *ctx)
 {
-    struct kv_prefix *p = ctx;
+    struct blocks *b = ctx;
+    struct kv_prefix *p = b->prefix;
 
-    assert(p->lists[LIST_IDLE].first != NONE);
-    p->evicted++;
-    forget(p, p->lists[LIST_IDLE].first);
-}
-
-void kv_prefix_dropped(struct kv_prefix *p, uint32_t block)
-{
-    struct kv_block *entry = &p->entries[block];
-
-    if (!entry->serial || entry->list != LIST_NONE || kv_pool_refs(p->space->pools[0], block) > 1)
+    if (has_window(p, b->group)) {
+        assert(b->lists[LIST_IDLE].first != NONE);
+        p->losses++;
+        lose(p, b->group, b->lists[LIST_IDLE].first);
         return;
-    if (entry->pinned_s && entry->pinned_s <= p->now_s) unpin(p, block);
-    enlist(p, block, entry->pinned_s ? LIST_PINNED : LIST_IDLE);
+    }
+    assert(names_of(p)->lists[LIST_IDLE].first != NONE);
+    p->evicted++;
+    forget(p, names_of(p)->lists[LIST_IDLE].first);
 }
 
-void kv_prefix_adopt(struct kv_prefix *p, uint32_t e, struct kv_seq *seq)
+void kv_prefix_dropped(struct kv_prefix *p, uint32_t group, uint32_t block)
 {
-    delist(p, e);
-    for (uint32_t g = 0; g < p->space->group_count; g++) {
-        struct kv_table *table = &seq->tables[g];
+    struct kv_block *line = &p->groups[group].lines[block];
 
-        assert(table->count < table->capacity);
-        kv_pool_ref(p->space->pools[g], block_in(p, e, g));
-        table->blocks[table->count++] = block_in(p, e, g);
+    if (group != p->space->names && !has_window(p, group)) return;
+    if (!line->serial || line->list != LIST_NONE || kv_pool_refs(p->space->pools[group], block) > 1)
+        return;
+    if (has_window(p, group)) {
+        enlist(p, group, block, LIST_IDLE);
+        /* of a pinned one that nobody uses: it got the block from another just now */
+        if (p->entries[line->entry].list == LIST_PINNED && p->entries[line->entry].keeps_window)
+            keep_window(p, line->entry, true);
+        return;
+    }
+    if (line->pinned_s && line->pinned_s <= p->now_s) unpin(p, block);
+    enlist_entry(p, block, line->pinned_s ? LIST_PINNED : LIST_IDLE);
+}
+
+/* The next block of a table; in a group with a window, one that is not seen leaves its place empty. */
+static void adopt_in(struct kv_prefix *p, uint32_t group, uint32_t e, struct kv_table *table,
+                     bool seen)
+{
+    uint32_t block = seen ? block_in(p, e, group) : NONE;
+
+    assert(table->count < table->capacity && (!seen || block != NONE));
+    table->blocks[table->count++] = block;
+    if (seen)
+        kv_pool_ref(p->space->pools[group], block);
+    else
+        table->first = table->count;
+}
+
+void kv_prefix_adopt(struct kv_prefix *p, uint32_t e, struct kv_seq *seq, uint32_t left)
+{
+    delist_entry(p, e);
+    for (uint32_t g = 0; g < p->space->table_count; g++) {
+        bool seen = left < p->groups[g].need;
+
+        if (seen && has_window(p, g)) delist(p, g, block_in(p, e, g));
+        adopt_in(p, g, e, &seq->tables[g], seen);
     }
 }
 
@@ -250,7 +413,7 @@ bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *t
                    const struct kv_seq *seq, uint32_t index, uint32_t owner)
 {
     struct kv_chain there = *chain;
-    uint32_t e = seq->tables[0].blocks[index], hash = hash_key(p, *chain, tokens);
+    uint32_t e = seq->tables[p->space->names].blocks[index], hash = hash_key(p, *chain, tokens);
     uint32_t found = find(p, hash, &there, tokens), *bucket = &p->buckets[hash & p->bucket_mask];
 
     if (found != NONE) { /* ours already, or another's: then ours stays private */
@@ -264,32 +427,36 @@ bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *t
     entry->chain_start = chain->start;
     entry->hash = hash;
     entry->owner = owner;
-    entry->seq_no = entry->pinned_s = 0;
+    entry->seq_no = 0;
+    entry->pinned_s = entry->keeps_window = 0;
     entry->list = LIST_NONE;
     entry->bucket_next = *bucket;
     *bucket = e;
     memcpy(p->tokens + (size_t)e * p->span, tokens, p->span * sizeof *tokens);
     p->entry_count++;
-    for (uint32_t g = 0; g < p->space->group_count; g++) {
-        uint32_t block = seq->tables[g].blocks[index];
+    for (uint32_t g = 0; g < p->space->table_count; g++) {
+        bool window = has_window(p, g);
 
-        if (g > 0) entry->others[g - 1] = block;
-        kv_pool_ref(p->space->pools[g], block);
+        if (g != p->space->names) *other_in(p, e, g) = window ? NONE : seq->tables[g].blocks[index];
+        if (!window) kv_pool_ref(p->space->pools[g], seq->tables[g].blocks[index]);
     }
+    kv_prefix_complete(p, e, seq, index);
     *chain = (struct kv_chain){entry->serial, false};
     return true;
 }
 
-void kv_prefix_computed(struct kv_prefix *p, uint32_t e, uint32_t owner, uint64_t seq_no)
+bool kv_prefix_computed(struct kv_prefix *p, uint32_t e, uint32_t owner, uint64_t seq_no)
 {
-    if (p->entries[e].serial && p->entries[e].owner == owner) p->entries[e].seq_no = seq_no;
+    if (!p->entries[e].serial || p->entries[e].owner != owner) return false;
+    p->entries[e].seq_no = seq_no;
+    return true;
 }
 
 void kv_prefix_retract(struct kv_prefix *p, const struct kv_seq *seq, uint32_t count,
                        uint32_t owner, uint64_t done_seq_no)
 {
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t e = seq->tables[0].blocks[i];
+        uint32_t e = seq->tables[p->space->names].blocks[i];
         struct kv_block *entry = &p->entries[e];
 
         if (!entry->serial || entry->owner != owner) continue;
@@ -304,9 +471,23 @@ void kv_prefix_retract(struct kv_prefix *p, const struct kv_seq *seq, uint32_t c
 
 static uint32_t common_span(const struct kv_space *space)
 {
-    for (uint32_t g = 1; g < space->group_count; g++)
-        if (space->block_tokens[g] != space->block_tokens[0]) return 0;
-    return space->block_tokens[0];
+    for (uint32_t g = 1; g < space->table_count; g++)
+        if (space->groups[g].block_tokens != space->groups[0].block_tokens) return 0;
+    return space->groups[0].block_tokens;
+}
+
+static void init_group(struct kv_prefix *p, uint32_t group)
+{
+    const struct kv_group *g = &p->space->groups[group];
+    struct blocks *b = &p->groups[group];
+
+    b->prefix = p;
+    b->group = group;
+    b->lines = kv_pool_blocks(p->space->pools[group]);
+    b->need = g->window ? (g->window - 1 + g->block_tokens - 1) / g->block_tokens : UINT32_MAX;
+    for (int i = 0; i < LISTS; i++)
+        b->lists[i].first = b->lists[i].last = NONE;
+    kv_pool_set_reclaim(p->space->pools[group], evict_oldest, b);
 }
 
 enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
@@ -317,24 +498,22 @@ enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
     if (!p) return STATUS_NOMEM;
     p->space = space;
     p->span = common_span(space);
-    p->capacity = kv_pool_capacity(space->pools[0]);
+    p->capacity = kv_pool_capacity(space->pools[space->names]);
     p->secret = hash_secret();
-    for (int i = 0; i < LISTS; i++)
-        p->lists[i].first = p->lists[i].last = NONE;
     p->pins_max = p->capacity / PINNED_PART;
     while (buckets < 2 * p->capacity) /* most look-ups touch no other entry */
         buckets *= 2;
     p->bucket_mask = buckets - 1;
     p->buckets = malloc(buckets * sizeof *p->buckets);
-    p->entries = kv_pool_blocks(space->pools[0]);
+    p->entries = kv_pool_blocks(space->pools[space->names]);
     p->tokens = calloc((size_t)p->capacity * (p->span ? p->span : 1), sizeof *p->tokens);
     if (!p->buckets || !p->tokens) {
         kv_prefix_destroy(p);
         return STATUS_NOMEM;
     }
     memset(p->buckets, 0xff, buckets * sizeof *p->buckets);
-    for (uint32_t g = 0; g < space->group_count; g++)
-        kv_pool_set_reclaim(space->pools[g], evict_oldest, p);
+    for (uint32_t g = 0; g < space->table_count; g++)
+        init_group(p, g);
     *out = p;
     return STATUS_OK;
 }
@@ -342,9 +521,11 @@ enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
 void kv_prefix_destroy(struct kv_prefix *p)
 {
     if (!p) return;
-    if (p->buckets) kv_prefix_unpin_idle(p, UINT32_MAX);
-    while (p->buckets && p->lists[LIST_IDLE].first != NONE)
-        forget(p, p->lists[LIST_IDLE].first);
+    bool whole = p->groups[0].prefix != NULL;
+
+    if (whole) kv_prefix_unpin_idle(p, UINT32_MAX);
+    while (whole && names_of(p)->lists[LIST_IDLE].first != NONE)
+        forget(p, names_of(p)->lists[LIST_IDLE].first);
     assert(p->entry_count == 0);
     free(p->buckets);
     free(p->tokens);
@@ -353,38 +534,87 @@ void kv_prefix_destroy(struct kv_prefix *p)
 
 struct kv_prefix_counts kv_prefix_counts(const struct kv_prefix *p)
 {
-    return (struct kv_prefix_counts){p->entry_count, p->lists[LIST_IDLE].count,
-                                     p->lists[LIST_PINNED].count, p->pin_count, p->evicted};
+    const struct blocks *names = &p->groups[p->space->names];
+
+    return (struct kv_prefix_counts){p->entry_count, names->lists[LIST_IDLE].count,
+                                     names->lists[LIST_PINNED].count, p->pin_count, p->evicted};
 }
 
-static void check_list(const struct kv_prefix *p, enum kv_block_list list, uint32_t count)
+uint32_t kv_prefix_held(const struct kv_prefix *p, uint32_t group)
 {
+    return has_window(p, group) ? p->groups[group].held : p->entry_count;
+}
+
+uint32_t kv_prefix_kept(const struct kv_prefix *p, uint32_t group)
+{
+    return p->groups[has_window(p, group) ? group : p->space->names].lists[LIST_PINNED].count;
+}
+
+static void check_list(const struct kv_prefix *p, uint32_t group, enum kv_block_list list,
+                       uint32_t count)
+{
+    const struct blocks *b = &p->groups[group];
     uint32_t listed = 0;
 
-    for (uint32_t e = p->lists[list].first; e != NONE; e = p->entries[e].next) {
-        assert(p->entries[e].serial && p->entries[e].list == list);
-        assert((list == LIST_PINNED) == (p->entries[e].pinned_s > 0));
-        assert(++listed <= p->capacity);
+    for (uint32_t i = b->lists[list].first; i != NONE; i = b->lines[i].next) {
+        uint32_t e = has_window(p, group) ? b->lines[i].entry : i;
+
+        assert(b->lines[i].serial && b->lines[i].list == list);
+        if (list == LIST_PINNED || group == p->space->names)
+            assert((list == LIST_PINNED) == (p->entries[e].pinned_s > 0));
+        assert(++listed <= kv_pool_capacity(p->space->pools[group]));
     }
-    assert(listed == count && listed == p->lists[list].count);
+    assert(listed == count && listed == b->lists[list].count);
+}
+
+struct block_counts {
+    uint32_t held, lists[LISTS];
+};
+
+/* The entry's block in a group with a window. */
+static void check_window(const struct kv_prefix *p, uint32_t e, uint32_t group,
+                         struct block_counts *counts)
+{
+    uint32_t block = block_in(p, e, group);
+    const struct kv_block *line;
+
+    if (block == NONE) return;
+    line = &p->groups[group].lines[block];
+    assert(line->entry == e && line->serial == p->entries[e].serial);
+    assert((kv_pool_refs(p->space->pools[group], block) == 1) == (line->list != LIST_NONE));
+    /* its name is in use where it is, and it is kept only where its name is */
+    if (line->list == LIST_NONE) assert(p->entries[e].list == LIST_NONE);
+    if (line->list == LIST_PINNED) assert(p->entries[e].list == LIST_PINNED);
+    counts[group].held++;
+    counts[group].lists[line->list]++;
 }
 
 void kv_prefix_check(const struct kv_prefix *p)
 {
-    uint32_t entries = 0, counts[LISTS] = {0}, pins = 0;
+    struct block_counts counts[KV_GROUPS_MAX] = {0};
+    uint32_t names = p->space->names, pins = 0;
 
     for (uint32_t e = 0; e < p->capacity; e++) {
-        if (!p->entries[e].serial) continue;
-        entries++;
-        counts[p->entries[e].list]++;
-        pins += p->entries[e].pinned_s > 0;
-        for (uint32_t g = 0; g < p->space->group_count; g++) {
-            uint32_t refs = kv_pool_refs(p->space->pools[g], block_in(p, e, g));
+        const struct kv_block *entry = &p->entries[e];
 
-            assert(refs >= 1 && (refs == 1) == (p->entries[e].list != LIST_NONE));
+        if (!entry->serial) continue;
+        pins += entry->pinned_s > 0;
+        counts[names].held++;
+        counts[names].lists[entry->list]++;
+        for (uint32_t g = 0; g < p->space->table_count; g++) {
+            if (has_window(p, g)) {
+                check_window(p, e, g, counts);
+            } else {
+                uint32_t refs = kv_pool_refs(p->space->pools[g], block_in(p, e, g));
+                assert(refs >= 1 && (refs == 1) == (entry->list != LIST_NONE));
+            }
         }
     }
-    check_list(p, LIST_IDLE, counts[LIST_IDLE]);
-    check_list(p, LIST_PINNED, counts[LIST_PINNED]);
-    assert(entries == p->entry_count && pins == p->pin_count && pins <= p->pins_max);
+    for (uint32_t g = 0; g < p->space->table_count; g++) {
+        if (g != names && !has_window(p, g)) continue;
+        assert(counts[g].held == kv_prefix_held(p, g));
+        check_list(p, g, LIST_IDLE, counts[g].lists[LIST_IDLE]);
+        check_list(p, g, LIST_PINNED, counts[g].lists[LIST_PINNED]);
+    }
+    assert(pins == p->pin_count && pins <= p->pins_max);
 }

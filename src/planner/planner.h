@@ -7,7 +7,15 @@
  *     fixed       = weights + activations + logits + ... , all but the KV pool (device_memory.h)
  *     KV pool     = kv_bytes, or budget - fixed where none was asked for, in whole blocks
  *     context     = max_model_len, or the model's own, or what the pool holds if that is less
- *     sequences of full length = blocks / ceil(context / block_tokens)
+ *     sequences of full length = blocks / ceil(context / block_tokens), of the group of layers that has the fewest
+ *
+ * Where layers differ in what they see (full attention, a window), each group has a pool of its own, and how many blocks it should have depends on
+ * how long sequences are: short ones need as many in each group, long ones few in those with a window. Lengths are not known, so the pools are
+ * sized for the worst choice of them to do least harm. Let N(C) be the sequences of C tokens that the bytes would hold if every block could be of
+ * any group (at most max_num_seqs). A pool wants W = max over C of N(C) * (its blocks of a sequence of C tokens). Each first gets what one sequence of
+ * the whole context needs, with the rows of a step; the rest is dealt in proportion to W. So every load of equal sequences gets about the same
+ * share, 1 / (sum of W in bytes / bytes), of what it would with pools made for it alone, or more. (One pool of pages that any group can take would
+ * get all of it, but needs a layout in which a block's layers lie side by side; the devices keep each layer's blocks together.)
  *
  * Pure: reads headers' content only, no weights, no device. Thread: any. */
 #pragma once
@@ -41,9 +49,10 @@ struct planner_fit {
     struct device_memory memory; /* of these limits */
     uint64_t budget_bytes;       /* 0: memory not known */
     uint64_t fixed_bytes;        /* device memory of all but the KV pool */
+    uint64_t pool_bytes;         /* all KV groups; their blocks are in limits */
     uint64_t block_bytes;        /* one block of each KV group */
     uint32_t block_tokens;
-    uint64_t blocks;    /* of each group */
+    uint64_t blocks;    /* of the group that has most: the one that keeps all tokens */
     uint64_t kv_tokens; /* blocks * block_tokens */
     uint64_t full_sequences;
 };

@@ -59,6 +59,28 @@ static void print_memory(const struct planner_options *o, const struct planner_f
         print_line(to, "left of it", fit->budget_bytes - m->device_bytes, "");
 }
 
+/* One line where all layers keep the same; else one a group. */
+static void print_pools(const struct plan *plan, const struct planner_fit *fit, FILE *to)
+{
+    for (uint32_t g = 0; g < plan->group_count; g++) {
+        const struct plan_kv_group *group = &plan->groups[g];
+        uint64_t blocks = fit->limits.kv_blocks[g], bytes = fit->memory.kv_block_bytes[g];
+        char of[96] = "";
+
+        if (group->window)
+            snprintf(of, sizeof of, " of %u layers with a window of %u tokens", group->layers,
+                     group->window);
+        else if (plan->group_count > 1)
+            snprintf(of, sizeof of, " of %u layers with full attention", group->layers);
+        fprintf(to,
+                "KV pool%s: %llu blocks of %u tokens, %llu bytes each (%llu bytes a token): %llu "
+                "tokens\n",
+                of, (unsigned long long)blocks, group->block_tokens, (unsigned long long)bytes,
+                (unsigned long long)(bytes / group->block_tokens),
+                (unsigned long long)(blocks * group->block_tokens));
+    }
+}
+
 void planner_print(const struct planner_subject *s, const struct planner_options *o,
                    const struct plan *plan, const struct planner_fit *fit, FILE *to)
 {
@@ -75,12 +97,7 @@ void planner_print(const struct planner_subject *s, const struct planner_options
         fprintf(to, "does not fit: %s\n", s->refused);
         return;
     }
-    fprintf(
-        to,
-        "KV pool: %llu blocks of %u tokens, %llu bytes each (%llu bytes a token): %llu tokens\n",
-        (unsigned long long)fit->blocks, fit->block_tokens, (unsigned long long)fit->block_bytes,
-        (unsigned long long)(fit->block_bytes / fit->block_tokens),
-        (unsigned long long)fit->kv_tokens);
+    print_pools(plan, fit, to);
     fprintf(
         to, "fits: --max-model-len %u, %llu sequences of that length at once (--max-num-seqs %u)\n",
         fit->limits.context_tokens, (unsigned long long)fit->full_sequences, fit->limits.slots_max);
@@ -95,6 +112,19 @@ static json_t *lines_json(const struct device_memory *m)
                                                "bytes", (json_int_t)m->lines[i].bytes, "host",
                                                m->lines[i].host, "estimate", m->lines[i].estimate));
     return lines;
+}
+
+static json_t *groups_json(const struct plan *plan, const struct planner_fit *fit)
+{
+    json_t *groups = json_array();
+
+    for (uint32_t g = 0; g < plan->group_count; g++)
+        json_array_append_new(groups, json_pack("{s:i, s:i, s:I, s:I}", "layers",
+                                                (int)plan->groups[g].layers, "window",
+                                                (int)plan->groups[g].window, "block_bytes",
+                                                (json_int_t)fit->memory.kv_block_bytes[g], "blocks",
+                                                (json_int_t)fit->limits.kv_blocks[g]));
+    return groups;
 }
 
 static json_t *stored_json(const struct plan *plan)
@@ -115,9 +145,10 @@ static json_t *stored_json(const struct plan *plan)
 json_t *planner_json(const struct planner_subject *s, const struct planner_options *o,
                      const struct plan *plan, const struct planner_fit *fit)
 {
-    json_t *kv = json_pack("{s:i, s:I, s:I, s:I}", "block_tokens", (int)fit->block_tokens,
-                           "block_bytes", (json_int_t)fit->block_bytes, "blocks",
-                           (json_int_t)fit->blocks, "tokens", (json_int_t)fit->kv_tokens);
+    json_t *kv =
+        json_pack("{s:i, s:I, s:I, s:I, s:o}", "block_tokens", (int)fit->block_tokens,
+                  "block_bytes", (json_int_t)fit->block_bytes, "blocks", (json_int_t)fit->blocks,
+                  "tokens", (json_int_t)fit->kv_tokens, "groups", groups_json(plan, fit));
     json_t *page = json_pack(
         "{s:s, s:s, s:I, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:b}", "model",
         s->path, "description", s->description, "parameters", (json_int_t)s->parameters, "device",

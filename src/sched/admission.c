@@ -8,7 +8,7 @@ static void lend_tables(struct sched *sched, struct sequence *seq)
 {
     uint32_t *blocks = sched->tables + (size_t)seq->slot * sched->table_stride;
 
-    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+    for (uint32_t g = 0; g < sched->kv.table_count; g++) {
         seq->kv.tables[g] = (struct kv_table){.blocks = blocks, .capacity = sched->table_blocks[g]};
         blocks += sched->table_blocks[g];
     }
@@ -43,12 +43,20 @@ static uint32_t known_tokens(const struct sequence *seq)
     return seq->prompt_count + seq->sampled_known;
 }
 
+/* Of a group with a window a sequence is promised a part of its blocks, over and over: each that it passes must come back to it. So one that was
+ * promised all shares none of them with others while it runs. */
+static bool shares_nothing(const struct sched *sched, const struct sequence *seq)
+{
+    return sched->has_window && sequence_needs_all(seq);
+}
+
 /* Spans that could be adopted: at least one token is left to compute, and prompts to be scored are computed in full. */
 static uint32_t spans_wanted(const struct sched *sched, const struct sequence *seq)
 {
     uint32_t span = span_of(sched);
 
-    return span == 0 || seq->score_prompt ? 0 : (known_tokens(seq) - 1) / span;
+    if (span == 0 || seq->score_prompt || shares_nothing(sched, seq)) return 0;
+    return (known_tokens(seq) - 1) / span;
 }
 
 /* The tokens of a span: in the prompt itself, or gathered in `text`. */
@@ -61,33 +69,42 @@ static const int32_t *span_tokens(const struct sequence *seq, uint32_t index, ui
     return text;
 }
 
-/* READY entries from the start of its tokens. *pending: the entry that stopped the search, if it was one that is not READY. The search goes
- * on where the last one ended: the beginning of a chain is evicted after its end, so all before a READY entry are there. */
+/* The READY entries from the start of its tokens behind the last of which it may begin. *pending: the entry that stopped the search, if it was
+ * one that is not READY. The search goes on behind those that the last one found: the beginning of a chain is evicted after its end, so all before
+ * a READY entry are there. */
 static uint32_t count_ready(const struct sched *sched, struct sequence *seq, uint32_t *pending)
 {
     const struct kv_prefix *prefix = sched->kv.prefix;
     struct kv_chain chain = kv_chain_start(seq->salt);
-    uint32_t wanted = spans_wanted(sched, seq), span = span_of(sched), i = 0;
+    struct kv_landing walk = kv_landing_at(0);
+    uint32_t wanted = spans_wanted(sched, seq), span = span_of(sched);
     int32_t text[SPAN_MAX];
 
     *pending = KV_PREFIX_NONE;
+    if (wanted == 0) return seq->hit_spans = 0;
     if (seq->hit_spans && seq->hit_spans <= wanted &&
-        kv_prefix_serial(prefix, seq->hit_entry) == seq->hit_serial) {
-        i = seq->hit_spans;
+        kv_prefix_serial(prefix, seq->hit_entry) == seq->hit_serial &&
+        kv_prefix_losses(prefix) == seq->hit_losses) {
+        walk = kv_landing_at(seq->hit_spans);
         chain = kv_chain_after(seq->hit_serial);
+    } else {
+        seq->hit_spans = 0;
     }
-    for (; i < wanted; i++) {
-        uint32_t entry = kv_prefix_find(prefix, &chain, span_tokens(seq, i, span, text));
+    seq->hit_losses = kv_prefix_losses(prefix);
+    while (walk.spans < wanted) {
+        uint32_t entry = kv_prefix_find(prefix, &chain, span_tokens(seq, walk.spans, span, text));
 
         if (entry == KV_PREFIX_NONE) break;
         if (!kv_prefix_ready(prefix, entry, sched->done_seq_no)) {
             *pending = entry;
             break;
         }
+        if (!kv_prefix_landing(prefix, &walk, entry)) continue;
+        seq->hit_spans = walk.spans;
         seq->hit_entry = entry;
         seq->hit_serial = kv_prefix_serial(prefix, entry);
     }
-    return seq->hit_spans = i;
+    return seq->hit_spans;
 }
 
 /* Somebody is at it: a blocked one is not, it waits for its reader. */
@@ -133,12 +150,13 @@ static void adopt_ready(struct sched *sched, struct sequence *seq)
     for (uint32_t i = 0; i < ready; i++)
         kv_prefix_adopt(sched->kv.prefix,
                         kv_prefix_find(sched->kv.prefix, &chain, span_tokens(seq, i, span, text)),
-                        &seq->kv);
+                        &seq->kv, ready - 1 - i);
     seq->entries = ready;
     seq->computed = ready * span;
 }
 
-/* What it is going to compute is announced, so that others wait instead of doing the same. */
+/* What it is going to compute is announced, so that others wait instead of doing the same. Entries need their names now; in a group with a window
+ * they get their blocks when these are there. */
 static void put_pending(struct sched *sched, struct sequence *seq)
 {
     uint32_t spans = admission_prompt_spans(sched, seq), span = span_of(sched);
@@ -147,7 +165,8 @@ static void put_pending(struct sched *sched, struct sequence *seq)
         kv_prefix_chain_of(sched->kv.prefix, &seq->kv, seq->entries, seq->salt, &known);
 
     assert(known == seq->entries);
-    if (seq->entries < spans) kv_seq_grow(&seq->kv, &sched->kv, spans * span);
+    for (uint32_t g = 0; g < sched->kv.table_count && seq->entries < spans; g++)
+        if (!sched->kv.groups[g].window) kv_seq_grow_group(&seq->kv, &sched->kv, g, spans * span);
     for (; seq->entries < spans; seq->entries++)
         if (!kv_prefix_put(sched->kv.prefix, &chain, seq->prompt + (size_t)seq->entries * span,
                            &seq->kv, seq->entries, owner_of(seq)))
@@ -159,8 +178,12 @@ void admission_computed(struct sched *sched, const struct sequence *seq, uint32_
 {
     uint32_t span = span_of(sched);
 
-    for (uint32_t i = span ? from / span : 0; span && i < to / span && i < seq->entries; i++)
-        kv_prefix_computed(sched->kv.prefix, seq->kv.tables[0].blocks[i], owner_of(seq), seq_no);
+    for (uint32_t i = span ? from / span : 0; span && i < to / span && i < seq->entries; i++) {
+        uint32_t entry = seq->kv.tables[sched->kv.names].blocks[i];
+
+        if (kv_prefix_computed(sched->kv.prefix, entry, owner_of(seq), seq_no) && sched->has_window)
+            kv_prefix_complete(sched->kv.prefix, entry, &seq->kv, i);
+    }
 }
 
 void admission_retract(struct sched *sched, struct sequence *seq)
@@ -168,6 +191,25 @@ void admission_retract(struct sched *sched, struct sequence *seq)
     if (sched->kv.prefix)
         kv_prefix_retract(sched->kv.prefix, &seq->kv, seq->entries, owner_of(seq),
                           sched->done_seq_no);
+}
+
+/* Entries, its own and those of others with the same text, that lack blocks in groups with a window get those that it still holds. `chain` stands
+ * behind the first `known` of the spans. */
+static void complete(struct sched *sched, struct sequence *seq, struct kv_chain chain,
+                     uint32_t known, uint32_t spans)
+{
+    struct kv_prefix *prefix = sched->kv.prefix;
+    uint32_t span = span_of(sched);
+    int32_t text[SPAN_MAX];
+
+    for (uint32_t i = 0; i < known; i++)
+        kv_prefix_complete(prefix, seq->kv.tables[sched->kv.names].blocks[i], &seq->kv, i);
+    for (uint32_t i = known; i < spans; i++) {
+        uint32_t entry = kv_prefix_find(prefix, &chain, span_tokens(seq, i, span, text));
+
+        if (entry == KV_PREFIX_NONE || !kv_prefix_ready(prefix, entry, sched->done_seq_no)) return;
+        kv_prefix_complete(prefix, entry, &seq->kv, i);
+    }
 }
 
 /* All its steps are done: whole blocks of prompt and answer are of use to whoever continues the text. */
@@ -183,7 +225,8 @@ static void put_ready(struct sched *sched, struct sequence *seq)
     for (; i < tokens / span; i++)
         if (!kv_prefix_put(sched->kv.prefix, &chain, span_tokens(seq, i, span, text), &seq->kv, i,
                            0))
-            return;
+            break; /* another has it: what follows is ours alone */
+    if (sched->has_window) complete(sched, seq, chain, i, tokens / span);
 }
 
 /* Its beginning stays, if it asks for that: the entries are its own, or another's that were there before. */
@@ -198,7 +241,9 @@ static void pin(struct sched *sched, const struct sequence *seq)
     for (uint32_t i = 0; span && seq->pin_s && i < tokens / span; i++) {
         uint32_t entry = kv_prefix_find(prefix, &chain, span_tokens(seq, i, span, text));
 
-        if (entry == KV_PREFIX_NONE || !kv_prefix_pin(prefix, entry, seq->pin_s)) return;
+        if (entry == KV_PREFIX_NONE ||
+            !kv_prefix_pin(prefix, entry, seq->pin_s, tokens / span - 1 - i))
+            return;
     }
 }
 
@@ -238,7 +283,7 @@ static bool leaves_watermark(const struct sched *sched, const struct sequence *s
     uint32_t runs = sched->counts[SEQ_RUNNING] + sched->counts[SEQ_BLOCKED];
     uint32_t each = seq->preemptions ? 4 : 1;
 
-    for (uint32_t g = 0; g < sched->kv.group_count; g++)
+    for (uint32_t g = 0; g < sched->kv.table_count; g++)
         if (kv_pool_available_count(sched->kv.pools[g]) < runs * each) return false;
     return true;
 }
@@ -277,7 +322,7 @@ bool admission_admit(struct sched *sched, struct sequence *seq)
     else
         seq->cached = seq->computed;
     order_admitted(sched, seq, seq->preemptions ? 0 : known_tokens(seq) - seq->computed);
-    if (sched->kv.prefix) put_pending(sched, seq);
+    if (sched->kv.prefix && !shares_nothing(sched, seq)) put_pending(sched, seq);
     sched->free_slot_count--;
     sched_move(sched, seq, SEQ_RUNNING);
     return true;

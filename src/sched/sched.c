@@ -54,7 +54,7 @@ static enum status alloc_tables(struct sched *sched)
 {
     uint32_t seqs = sched->options.max_num_seqs;
 
-    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+    for (uint32_t g = 0; g < sched->kv.table_count; g++) {
         sched->table_blocks[g] = kv_space_blocks(&sched->kv, g, sched->limits->context_tokens);
         sched->table_stride += sched->table_blocks[g];
     }
@@ -68,11 +68,51 @@ static enum status alloc_tables(struct sched *sched)
     return STATUS_OK;
 }
 
+/* Names for prefixes, where all groups have windows: of whole sequences, as many as there could be in the smallest pool. */
+static uint32_t name_count(const struct plan *plan, const struct device_limits *limits)
+{
+    uint64_t most = KV_POOL_BLOCKS_MAX;
+
+    for (uint32_t g = 0; g < plan->group_count; g++) {
+        const struct plan_kv_group *group = &plan->groups[g];
+        uint64_t whole =
+            (limits->context_tokens + (uint64_t)group->block_tokens - 1) / group->block_tokens;
+        uint64_t names =
+            (limits->kv_blocks[g] / plan_group_blocks(group, limits->context_tokens, 1) + 1) *
+            whole;
+
+        if (names < most) most = names;
+    }
+    return (uint32_t)most;
+}
+
+static enum status make_space(struct sched *sched)
+{
+    const struct plan *plan = sched->plan;
+    const struct device_limits *limits = sched->limits;
+    struct kv_group groups[KV_GROUPS_MAX];
+    bool share = sched->options.share_prefixes;
+
+    for (uint32_t g = 0; g < plan->group_count; g++) {
+        const struct plan_kv_group *group = &plan->groups[g];
+
+        groups[g] =
+            (struct kv_group){.block_tokens = group->block_tokens,
+                              .capacity = limits->kv_blocks[g],
+                              .window = group->window < limits->context_tokens ? group->window : 0,
+                              .held_max = plan_group_blocks(group, limits->context_tokens,
+                                                            sched->options.max_num_batched_tokens)};
+    }
+    enum status st =
+        kv_space_init(&sched->kv, plan->group_count, groups, share ? name_count(plan, limits) : 0);
+    sched->has_window = !st && kv_space_has_window(&sched->kv);
+    return st;
+}
+
 enum status sched_create(const struct sched_options *options, const struct plan *plan,
                          const struct device_limits *limits, struct sched **out, struct error *err)
 {
     enum status st = check_options(options, limits, err);
-    uint32_t block_tokens[KV_GROUPS_MAX];
 
     if (st) return st;
     struct sched *sched = calloc(1, sizeof *sched);
@@ -86,10 +126,7 @@ enum status sched_create(const struct sched_options *options, const struct plan 
     for (int s = 0; s < SEQ_STATE_COUNT; s++)
         sched->lists[s] = (struct seq_link){&sched->lists[s], &sched->lists[s]};
     order_init(sched);
-    for (uint32_t g = 0; g < plan->group_count; g++)
-        block_tokens[g] = plan->groups[g].block_tokens;
-    st = kv_space_init(&sched->kv, plan->group_count, block_tokens, limits->kv_blocks,
-                       options->share_prefixes);
+    st = make_space(sched);
     if (!st) st = alloc_tables(sched);
     if (st) {
         sched_destroy(sched);
@@ -129,7 +166,8 @@ enum status sched_fits(const struct sched *sched, const struct sequence *seq, st
         return error_set(
             err, STATUS_INVALID,
             "prompt and max_tokens need KV for %u tokens; the pool has %u blocks of %u", tokens,
-            kv_pool_capacity(sched->kv.pools[0]), sched->kv.block_tokens[0]);
+            kv_pool_capacity(sched->kv.pools[sched->kv.names]),
+            sched->kv.groups[sched->kv.names].block_tokens);
     return STATUS_OK;
 }
 
@@ -255,7 +293,8 @@ static uint32_t table_changes(const struct sched *sched, const struct sequence *
         uint32_t blocks = kv_space_blocks(&sched->kv, g, tokens);
         const struct kv_table *table = &seq->kv.tables[g];
 
-        if (blocks < table->count) blocks = table->count; /* a shared prefix, a prompt's blocks */
+        /* a shared prefix, a prompt's blocks; in a group with a window some have gone already */
+        if (blocks < table->count) blocks = table->count;
         changes += blocks > table->sent ? blocks - table->sent : 0;
     }
     return changes;
@@ -312,6 +351,8 @@ static void put_tables(struct planning *p, struct sequence *seq, uint32_t tokens
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         struct kv_table *table = &seq->kv.tables[g];
 
+        /* the device reads no place before the window */
+        if (table->sent < table->first) table->sent = table->first;
         for (; table->sent < table->count; table->sent++)
             step_tables(p->step)[p->step->table_count++] =
                 (struct step_table_change){seq->slot, g, table->sent, table->blocks[table->sent]};
@@ -390,7 +431,9 @@ static enum put put_sequence(struct planning *p, struct sequence *seq)
 
     if (rows == 0 || !arrays_have_room(p, seq, seq->computed + rows)) return PUT_NO_ROOM;
     if (seq->max_new && rows == sequence_rows_left(seq) && !has_credit(p, seq)) return PUT_SKIPPED;
+    if (p->sched->has_window) kv_seq_pass(&seq->kv, &p->sched->kv, seq->computed);
     if (kv_seq_extend(&seq->kv, &p->sched->kv, seq->computed + rows)) {
+        assert(!sequence_needs_all(seq) || seq->state != SEQ_RUNNING); /* it was promised all */
         p->preempted = true;
         return preempt_for(p->sched, seq) ? PUT_PREEMPTED : PUT_SKIPPED;
     }
@@ -551,6 +594,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
         sched->flood.closed = true;
         plan_admissions(&p);
         sched->flood.closed = false;
+        sched->flood.idle = step->row_count == 0;
         plan_chunks(&p, true);
         sched->flood.idle = step->row_count == 0;
     }
@@ -614,9 +658,13 @@ struct sched_counts sched_counts(const struct sched *sched)
     memcpy(counts.holds, sched->holds, sizeof counts.holds);
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         uint32_t capacity = kv_pool_capacity(sched->kv.pools[g]);
+        uint32_t used = kv_pool_used_count(sched->kv.pools[g]);
 
+        if (sched->kv.prefix) used -= kv_prefix_kept(sched->kv.prefix, g);
+        uint32_t ppm = (uint32_t)((uint64_t)used * 1000000 / capacity);
         counts.kv_blocks_total += capacity;
-        counts.kv_blocks_used += kv_pool_used_count(sched->kv.pools[g]);
+        counts.kv_blocks_used += used;
+        if (ppm > counts.kv_usage_ppm) counts.kv_usage_ppm = ppm;
     }
     if (sched->kv.prefix) {
         struct kv_prefix_counts prefix = kv_prefix_counts(sched->kv.prefix);
@@ -624,7 +672,6 @@ struct sched_counts sched_counts(const struct sched *sched)
         counts.prefix_entries = prefix.entries;
         counts.prefix_evictions = prefix.evicted;
         counts.prefix_pinned = prefix.pinned;
-        counts.kv_blocks_used -= prefix.pinned_idle * sched->kv.group_count;
     }
     return counts;
 }
@@ -638,14 +685,21 @@ static void check_sequence(const struct sched *sched, const struct sequence *seq
     bool holds = seq->state >= SEQ_RUNNING && seq->state <= SEQ_ENDING;
 
     assert(seq->sampled_known <= seq->sampled_planned && seq->sampled_planned <= seq->max_new);
-    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+    for (uint32_t g = 0; g < sched->kv.table_count; g++) {
         const struct kv_table *table = &seq->kv.tables[g];
+        const struct kv_group *group = &sched->kv.groups[g];
 
         assert(holds || (table->count == 0 && table->promised == 0));
-        assert(table->sent == table->count || !seq->last_seq_no);
+        assert(g >= sched->kv.group_count || table->sent == table->count || !seq->last_seq_no);
         if (seq->state != SEQ_ENDING && holds)
-            assert(table->count * sched->kv.block_tokens[g] >= seq->computed);
-        sums->blocks[g] += table->count;
+            assert(table->count * group->block_tokens >= seq->computed);
+        if (group->window && holds) {
+            assert(table->first <= kv_space_first(&sched->kv, g, seq->computed));
+            assert(table->count - table->first <= group->held_max);
+        } else {
+            assert(table->first == 0);
+        }
+        sums->blocks[g] += table->count - table->first;
         sums->promised[g] += table->promised;
     }
     sums->holders += holds;
@@ -690,17 +744,17 @@ static uint32_t check_accounts(const struct sched *sched, struct sums *sums)
 void sched_check(const struct sched *sched)
 {
     struct sums sums = {0};
-    uint32_t entries = sched_counts(sched).prefix_entries;
 
     kv_space_check(&sched->kv);
     assert(check_accounts(sched, &sums) == sched->counts[SEQ_WAITING]);
     for (int s = SEQ_RUNNING; s < SEQ_STATE_COUNT; s++)
         assert(check_list(sched, &sched->lists[s], (enum seq_state)s, &sums) == sched->counts[s]);
     assert(sums.holders + sched->free_slot_count == sched->options.max_num_seqs);
-    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+    for (uint32_t g = 0; g < sched->kv.table_count; g++) {
         const struct kv_pool *pool = sched->kv.pools[g];
+        uint64_t held = sched->kv.prefix ? kv_prefix_held(sched->kv.prefix, g) : 0;
 
-        assert(kv_pool_refs_sum(pool) == (uint64_t)sums.blocks[g] + entries);
+        assert(kv_pool_refs_sum(pool) == sums.blocks[g] + held);
         assert(kv_pool_promised_count(pool) == sums.promised[g]);
     }
 }

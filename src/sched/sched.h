@@ -13,6 +13,8 @@
  * Preemption: where a running sequence needs a block and there is none, one gives up its blocks (a blocked one, else the last in
  * order of priority, then class and arrival), keeps its arrival, and computes its tokens again later, but for those that the prefix index still
  * has. One that has given way three times comes back with all the blocks that it may need, and keeps them while it runs. The first of the order is never chosen while another runs, and alone it fits (sched_fits), so there is always progress.
+ * In a KV group with a window a sequence holds the blocks that its next rows see, and is promised no more than these and those of a step's rows
+ * (kv/kv_seq.h); one that is promised all shares none of them while it runs.
  * Order: larger priority first, strictly. Of equal priority, the tenant that has had fewer tokens (prompts when admitted, answers as they
  * come); one that comes after a pause has had what the last one served had had: it is not paid for its absence. Within a tenant by arrival, where
  * class fast (at most 8 tokens to sample), normal (64) and slow count as 0, 1 and 2 times class_age_ns later: a slow one is overtaken
@@ -73,6 +75,8 @@ struct sched_counts {
     uint32_t waiting, running, blocked, leaving, ending;
     uint32_t flooding;                        /* tenants that are held back for the others' sake */
     uint32_t kv_blocks_total, kv_blocks_used; /* used: by sequences */
+    uint32_t
+        kv_usage_ppm; /* used of 10^6 blocks, in the KV group that has the smallest part left */
     uint32_t prefix_entries, prefix_pinned;
     uint64_t prefix_evictions;
     uint64_t preemptions,

@@ -96,9 +96,9 @@ struct sequence {
     uint32_t
         hit_spans; /* READY spans that the last search found; the last one is hit_entry, if its serial is hit_serial still */
     uint32_t hit_entry;
-    uint64_t hit_serial;
-    uint32_t preemptions; /* times that it has given up slot and blocks */
-    bool spoiled;         /* a step of it failed: what its blocks hold is not known */
+    uint64_t hit_serial, hit_losses; /* kv_prefix_losses at that search */
+    uint32_t preemptions;            /* times that it has given up slot and blocks */
+    bool spoiled;                    /* a step of it failed: what its blocks hold is not known */
 };
 
 /* Whether it is admitted only with a promise of all the blocks that it will ever need: prompts that are scored, which are never preempted,

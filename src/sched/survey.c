@@ -13,7 +13,7 @@ static uint64_t empty_places(const struct sched *sched, enum seq_state state)
         const struct sequence *seq = sched_link_seq(link);
 
         for (uint32_t g = 0; g < sched->kv.group_count; g++) {
-            uint64_t places = (uint64_t)seq->kv.tables[g].count * sched->kv.block_tokens[g];
+            uint64_t places = (uint64_t)seq->kv.tables[g].count * sched->kv.groups[g].block_tokens;
 
             if (places > seq->computed) empty += places - seq->computed;
         }
@@ -26,7 +26,6 @@ static void count_waste(struct sched *sched)
     struct waste *w = &sched->waste;
     double elapsed_ns = (double)(sched->now_ns - w->since_ns);
     uint64_t empty = 0;
-    uint32_t pinned = 0;
 
     if (w->places && elapsed_ns > 0) {
         w->held_ns += elapsed_ns;
@@ -34,10 +33,12 @@ static void count_waste(struct sched *sched)
     }
     w->since_ns = sched->now_ns;
     w->places = 0;
-    if (sched->kv.prefix) pinned = kv_prefix_counts(sched->kv.prefix).pinned_idle;
-    for (uint32_t g = 0; g < sched->kv.group_count; g++)
-        w->places +=
-            (uint64_t)(kv_pool_used_count(sched->kv.pools[g]) - pinned) * sched->kv.block_tokens[g];
+    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+        uint64_t used = kv_pool_used_count(sched->kv.pools[g]);
+
+        if (sched->kv.prefix) used -= kv_prefix_kept(sched->kv.prefix, g);
+        w->places += used * sched->kv.groups[g].block_tokens;
+    }
     for (int s = SEQ_RUNNING; s <= SEQ_ENDING; s++)
         empty += empty_places(sched, (enum seq_state)s);
     w->tokens = w->places - (empty < w->places ? empty : w->places);

@@ -67,6 +67,21 @@ def test_requests_are_listed_and_ended(start, admin):
     assert daemon.complete(max_tokens=1).status == 200
 
 
+def test_the_last_steps_are_told_one_a_line(start, admin):
+    daemon = start(step_us=1000, extra=["--admin-socket", admin])
+    assert ask(admin, "GET", "/admin/steps").body == b"" and ask(admin, "POST", "/admin/steps", {}).status == 405
+    assert daemon.complete(prompt="one two three", max_tokens=9, ignore_eos=True).status == 200
+    daemon.wait_idle()
+    answer = ask(admin, "GET", "/admin/steps")
+    steps = [json.loads(line) for line in answer.body.splitlines()]
+    assert answer.status == 200 and [s["step"] for s in steps] == list(range(steps[0]["step"], steps[0]["step"] + len(steps)))
+    assert sum(s["prompts"] for s in steps) == 1 and sum(s["outputs"] for s in steps) >= 9
+    assert steps[0]["rows"] == steps[0]["kv_tokens"] > 1 and steps[1]["rows"] == 1 and steps[1]["kv_tokens"] == steps[0]["rows"] + 1
+    for s in steps:
+        assert s["planned_ns"] <= s["started_ns"] < s["ended_ns"] and s["ended_ns"] - s["started_ns"] >= 500_000 and s["sequences"] == 1
+    assert all(a["ended_ns"] <= b["started_ns"] for a, b in zip(steps, steps[1:]))
+
+
 def test_a_drain_can_be_taken_back_and_can_stop(start, admin):
     daemon = start(step_us=1000, extra=["--admin-socket", admin])
     assert ask(admin, "POST", "/admin/drain", {}).json() == {"status": "draining"}

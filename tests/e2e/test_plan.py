@@ -31,17 +31,23 @@ def memory_of_log(text):
     return lines, [int(n) for n in total.groups()]
 
 
-@pytest.mark.parametrize("device, options", [
-    ("cpu", ["--max-num-seqs", "4", "--kv-cache-memory", "64MiB"]),
+@pytest.mark.parametrize("device, options, model", [
+    ("cpu", ["--max-num-seqs", "4", "--kv-cache-memory", "64MiB"], None),
     ("cpu", ["--max-num-seqs", "33", "--kv-cache-memory", "100MB", "--max-model-len", "777", "--cpu-numerics", "exact",
-             "--max-num-batched-tokens", "96"]),
-    ("null:0", []),
+             "--max-num-batched-tokens", "96"], None),
+    ("null:0", [], None),
+    # layers with a window beside others, and alone
+    ("cpu", ["--max-num-seqs", "4", "--kv-cache-memory", "3MiB"], "gemma3_text"),
+    ("cpu", ["--max-num-seqs", "4", "--kv-cache-memory", "1MiB"], "gemma3_text"),
+    ("cpu", ["--max-num-seqs", "4", "--kv-cache-memory", "1MiB"], "mistral_window"),
+    ("null:0", ["--kv-cache-memory", "1MiB"], "gemma3_text"),
 ])
-def test_the_daemon_takes_exactly_what_the_plan_says(tmp_path, device, options):
-    told = plan_json("--device", device, *options)
+def test_the_daemon_takes_exactly_what_the_plan_says(tmp_path, device, options, model):
+    model = ROOT / "tests/golden/models" / model if model else model_path()
+    told = plan_json("--device", device, *options, model=model)
     log = tmp_path / "log"
     with open(log, "wb") as out:
-        daemon = subprocess.Popen([str(binary()), "serve", str(model_path()), "--device", device, "--port", "0", *options],
+        daemon = subprocess.Popen([str(binary()), "serve", str(model), "--device", device, "--port", "0", *options],
                                   stdout=out, stderr=subprocess.STDOUT)
         end = time.monotonic() + 60
         while " ready model=" not in log.read_text() and daemon.poll() is None and time.monotonic() < end:

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from conftest import ROOT, binary, model_path
+from rawhttp import Raw, get
 
 pytestmark = pytest.mark.skipif(binary().name == "mini_daemon", reason="mini_daemon has no command line")
 STEP_US = 20000
@@ -86,4 +87,57 @@ def test_a_device_that_is_here_is_fitted_to_a_file_that_simulates(tmp_path, trac
     assert model["rows_ns"][0][0] == 1 and sum(ns for _, ns in model["rows_ns"]) > 1e6
     assert "Successful requests:                         60" in simulate("--trace", trace, "--device", path)
     run = subprocess.run([str(binary()), "bench", "fit"], capture_output=True, text=True)
-    assert run.returncode == 2 and "--model is needed" in run.stderr
+    assert run.returncode == 2 and "--model or --steps is needed" in run.stderr
+
+
+def test_the_rows_of_a_step_are_the_devices_unless_said(trace, device, tmp_path):
+    """A prompt of 700 tokens takes a step of 2,048 rows, two of 512: as serve has it on a GPU, and on a CPU."""
+    page = json.loads(device.read_text())
+    gpu = tmp_path / "gpu.json"
+    gpu.write_text(json.dumps({**page, "kind": "cuda"}))
+
+    def steps(path, *more):
+        return json.loads(simulate("--trace", trace, "--device", path, *more, "--json", "-"))["runs"][0]["steps"]
+
+    assert steps(gpu) == steps(device, "--max-num-batched-tokens", 2048) < steps(device) == steps(gpu, "--max-num-batched-tokens", 512)
+
+
+def test_every_request_is_told_in_the_traces_order(trace, device):
+    page = json.loads(simulate("--trace", trace, "--device", device, "--max-num-seqs", 4, "--max-queue-seqs", 4, "--save-detailed", "--json", "-"))["runs"][0]
+    detail = page["detail"]
+    assert detail["arrival_s"] == [pytest.approx(json.loads(line)["arrival_s"]) for line in trace.read_text().splitlines()]
+    assert [len(detail[key]) for key in ("ttft_ms", "e2el_ms")] == [60, 60]
+    assert detail["ttft_ms"].count(None) == detail["e2el_ms"].count(None) == page["refused"] > 0
+    assert sum(x for x in detail["ttft_ms"] if x) / page["completed"] == pytest.approx(page["mean_ttft_ms"])
+
+
+def test_a_fit_of_the_daemons_own_steps_finds_their_length(start, trace, tmp_path):
+    admin = tmp_path / "admin.sock"
+    daemon = start(step_us=STEP_US, seqs=16, extra=["--admin-socket", str(admin)])
+    run = subprocess.run([str(binary()), "bench", "serve", "--url", daemon.url, "--trace", str(trace), "--num-prompts", "20", "--warmup", "0",
+                          "--result-filename", "-"], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    with Raw(str(admin)) as c:
+        c.send(get("/admin/steps"))
+        (tmp_path / "steps.jsonl").write_bytes(c.answer().body)
+    log = tmp_path / "log"
+    log.write_text("2026-11-29T22:44:19.951Z info request done id=a accept_ms=0.1 submit_ms=0.1 deliver_ms=0.5 total_ms=40\n")
+    run = subprocess.run([str(binary()), "bench", "fit", "--steps", str(tmp_path / "steps.jsonl"), "--log", str(log)], capture_output=True,
+                         text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    model = json.loads(run.stdout)
+    assert model["request_ns"] == pytest.approx(200_000) and model["reply_ns"] == pytest.approx(500_000)
+    told = json.loads(simulate("--trace", trace, "--device", write(tmp_path / "fit.json", run.stdout), "--json", "-"))["runs"][0]
+    assert told["device_busy"] * told["duration"] / told["steps"] == pytest.approx(STEP_US * 1e-6, rel=0.1)
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_a_fit_without_steps_or_model_is_refused(tmp_path):
+    for args, code, says in ((("--steps", tmp_path / "none"), 1, "none"),
+                             (("--steps", write(tmp_path / "empty", "")), 1, "a fit needs 8 or more")):
+        run = subprocess.run([str(binary()), "bench", "fit", *map(str, args)], capture_output=True, text=True, timeout=60)
+        assert run.returncode == code and says in run.stderr

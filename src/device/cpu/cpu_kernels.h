@@ -33,7 +33,8 @@ struct attend_tile {
     uint32_t head_dim, dim_padded;
     float scale, softcap;
     bool half; /* the pool holds float16 */
-    /* keys and values of token t: block table[t / block_tokens], at key_at + value_at within the block */
+    /* keys and values of token t: block table[t / block_tokens], at key_at + value_at within the block. Entries of blocks that no row sees
+     * (past its position, in front of its window) are not read. */
     const uint32_t *table;
     const char *pool;
     uint64_t block_bytes, kv_at; /* offset of this layer's and head's part within a block */

@@ -360,8 +360,9 @@ INLINE void ISA(fold)(const struct attend_tile *tile, lanes s0, lanes s1, lanes 
     ISA(store)(state->sum + (uint64_t)at * LANES, sum);
 }
 
-/* Where the tiles of the tokens t .. end - 1 (at most 64) are. */
-INLINE void ISA(find_span)(const struct attend_tile *tile, uint32_t t, uint32_t end,
+/* Where the tiles of the tokens t .. end - 1 (at most 64) are. Of a tile in front of `first`, the first token that some row sees, the table's entry
+ * is not read: its block may be another's by now. Tiles that nobody sees are those of tokens that somebody does. */
+INLINE void ISA(find_span)(const struct attend_tile *tile, uint32_t t, uint32_t first, uint32_t end,
                            struct ISA(span) * out)
 {
     uint32_t element = tile->half ? 2 : 4;
@@ -369,6 +370,7 @@ INLINE void ISA(find_span)(const struct attend_tile *tile, uint32_t t, uint32_t 
 
     for (uint32_t j = 0; j < KV_SPAN / KV_TILE; j++) {
         uint32_t at = t + j * KV_TILE < end ? t + j * KV_TILE : t;
+        if (at + KV_TILE <= first) at = first / KV_TILE * KV_TILE;
         const char *base = tile->pool + tile->table[at / tile->block_tokens] * tile->block_bytes +
                            tile->kv_at + at % tile->block_tokens / KV_TILE * tile_bytes;
         out->keys[j] = base;
@@ -475,7 +477,7 @@ static void ISA(attend)(const struct attend_tile *tile, uint32_t begin, uint32_t
     if (first > begin) begin = first / KV_SPAN * KV_SPAN;
     for (uint32_t t = begin; t < end; t += KV_SPAN) {
         struct ISA(span) span;
-        ISA(find_span)(tile, t, end, &span);
+        ISA(find_span)(tile, t, first, end, &span);
         if (tile->half && queries > 4) {
             ISA(widen_span)(tile, end - t < KV_SPAN ? end - t : KV_SPAN, &span);
             ISA(attend_span)(tile, t, end, &span, false, state);

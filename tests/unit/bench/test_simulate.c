@@ -128,6 +128,28 @@ TEST(who_would_be_late_is_refused_and_the_others_are_in_time)
     trace_fini(&t);
 }
 
+/* As a GPU's daemon, which is timed before READY: a crowd that is there at once is refused as well as one that comes later. */
+TEST(a_device_that_was_timed_refuses_from_the_first_moment)
+{
+    struct trace t = {0};
+    double worst[2];
+
+    for (int i = 0; i < 600; i++)
+        add(&t, i * 0.001, 64, 1);
+    for (int timed = 0; timed < 2; timed++) {
+        struct sim_options o = constant(10);
+
+        o.max_ttft_ms = 400;
+        o.calibrates = timed;
+        struct sim_result r = run(&o, &t);
+        worst[timed] = samples_percentile(&r.ms[REPORT_TTFT], 100);
+        sim_result_fini(&r);
+    }
+    EXPECT_TRUE(worst[0] > 700); /* it learns while they come */
+    EXPECT_TRUE(worst[1] < 600);
+    trace_fini(&t);
+}
+
 /* Arrivals at 0.8, 1.5, 3 and 10 times what it can do, the limit being the very objective. */
 TEST(goodput_stays_however_many_come)
 {
@@ -287,6 +309,25 @@ TEST(a_step_time_is_read_between_the_points)
               137);
 }
 
+TEST(a_step_after_a_rest_is_longer_and_chance_has_the_mean_one)
+{
+    struct device_model m = {
+        .point_count = 1, .rows = {1}, .rows_ns = {1000}, .rest_ns = 100, .rest_share = 0.5};
+    double sum = 0;
+
+    EXPECT_EQ(device_model_step_ns(&m, &(struct device_work){.rows = 1}), 1000);
+    EXPECT_EQ(device_model_step_ns(&m, &(struct device_work){.rows = 1, .idle_ns = 50}), 1250);
+    EXPECT_EQ(device_model_step_ns(&m, &(struct device_work){.rows = 1, .idle_ns = 1e9}), 1500);
+    EXPECT_NEAR(device_model_luck(&m, SPREAD_PROMPTS, 7), 1, 0);
+    m.spreads[SPREAD_PROMPTS] = (struct model_spread){{0.5, 0.75, 1.75}, 3};
+    for (uint64_t n = 0; n < 3000; n++)
+        sum += device_model_luck(&m, SPREAD_PROMPTS, n);
+    EXPECT_NEAR(sum / 3000, 1, 0.03);
+    EXPECT_NEAR(device_model_luck(&m, SPREAD_PROMPTS, 9), device_model_luck(&m, SPREAD_PROMPTS, 9),
+                0);
+    EXPECT_NEAR(device_model_luck(&m, SPREAD_DECODES, 9), 1, 0);
+}
+
 TEST(wrong_devices_are_refused_by_key)
 {
     static const struct {
@@ -300,6 +341,16 @@ TEST(wrong_devices_are_refused_by_key)
         {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, -1]]}", "rows_ns must be pairs"},
         {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"pair_ns\": \"a\"}",
          "pair_ns must be nanoseconds"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"rest_share\": -1}",
+         "rest_share must be a number"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"rest_share\": 0.1}",
+         "rest_ns must be more than 0"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"spread\": [0.5, 1]}",
+         "spread must be 1 to 64 numbers whose mean is 1"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"prompt_spread\": []}",
+         "prompt_spread must be 1 to 64"},
+        {"{\"name\": \"x\", \"kv_tokens\": 16, \"rows_ns\": [[1, 1]], \"kind\": \"tpu\"}",
+         "kind must be cpu or cuda"},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -1,7 +1,8 @@
 /* test_invariance.c - on the CPU a request gets the same tokens and the same bytes of log probabilities whoever shares its batch.
- * Method: random requests on a real model of made-up weights; each alone, its prompt in one piece, without prefix sharing; then all of them at
+ * Method: random requests on real models (of made-up weights with full attention; with sliding windows of 32 tokens beside it, and alone); each alone, its prompt in one piece, without prefix sharing; then all of them at
  * random times through engines that cut prompts, share beginnings and have too few KV blocks. The counters must show that all of that
- * happened. In exact and in fast numerics. */
+ * happened. In exact and in fast numerics. What a model with windows gave alone is what it gives to the same text through tables that keep all blocks. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/engine.h"
@@ -55,12 +56,18 @@ static struct request *make_request(const struct wish *w)
     return r;
 }
 
-static struct engine *start(struct harness *h, enum cpu_numerics numerics, uint32_t rows,
+struct subject {
+    const char *model;
+    bool dummy, windows, windows_alone;
+    enum cpu_numerics numerics;
+};
+
+static struct engine *start(struct harness *h, const struct subject *subject, uint32_t rows,
                             uint32_t blocks, bool alone)
 {
     struct harness_options o = {
-        .device = {.kind = DEVICE_CPU, .threads = 2, .numerics = numerics},
-        .model = {.dummy = true, .dummy_seed = 5},
+        .device = {.kind = DEVICE_CPU, .threads = 2, .numerics = subject->numerics},
+        .model = {.dummy = subject->dummy, .dummy_seed = 5},
         .slots = SLOTS,
         .rows_max = rows,
         .logits_max = SLOTS,
@@ -74,11 +81,11 @@ static struct engine *start(struct harness *h, enum cpu_numerics numerics, uint3
                                      .client_stall_ms = 60000,
                                      .context_tokens = CONTEXT,
                                      .no_prefix_sharing = alone};
-    const char *path = test_golden("models/llama_awkward");
+    const char *path = test_golden(subject->model);
     struct engine *engine;
     struct error err;
 
-    if (!path) fail_msg("models/llama_awkward is not there");
+    if (!path) fail_msg("%s is not there", subject->model);
     harness_open(h, path, &o);
     EXPECT_OK_ERR(engine_create(&options, h->device, h->plan, &h->limits, &engine, &err), &err);
     return engine;
@@ -117,10 +124,10 @@ static void read_answer(struct request *r, struct wish *w, bool compare)
     request_unref(r);
 }
 
-static void run_alone(struct wish *wishes, enum cpu_numerics numerics)
+static void run_alone(struct wish *wishes, const struct subject *subject)
 {
     struct harness h;
-    struct engine *engine = start(&h, numerics, PROMPT_MAX, 0, true);
+    struct engine *engine = start(&h, subject, PROMPT_MAX, 0, true);
 
     for (uint32_t i = 0; i < REQUESTS; i++) {
         struct request *r = make_request(&wishes[i]);
@@ -132,13 +139,49 @@ static void run_alone(struct wish *wishes, enum cpu_numerics numerics)
     harness_close(&h);
 }
 
-static void run_together(struct wish *wishes, enum cpu_numerics numerics, uint32_t rows,
+/* The same text at once, through tables that keep every block: the answers' tokens had these log probabilities. */
+static void compare_with_all_blocks(const struct wish *wishes, const struct subject *subject)
+{
+    struct harness h;
+    struct harness_options o = {
+        .device = {.kind = DEVICE_CPU, .threads = 2, .numerics = subject->numerics},
+        .model = {.dummy = subject->dummy, .dummy_seed = 5},
+        .slots = 1,
+        .rows_max = CONTEXT,
+        .context_tokens = CONTEXT};
+
+    harness_open(&h, test_golden(subject->model), &o);
+    uint32_t vocab = h.plan->vocab_rows, text_count;
+    float *logits = malloc((size_t)ANSWER_MAX * vocab * sizeof *logits);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        const struct wish *w = &wishes[i];
+        int32_t text[PROMPT_MAX + ANSWER_MAX];
+
+        memcpy(text, w->prompt, w->prompt_count * sizeof *text);
+        memcpy(text + w->prompt_count, w->tokens, w->max_tokens * sizeof *text);
+        text_count = w->prompt_count + w->max_tokens - 1;
+        harness_run(&h, &(struct harness_seq){text, text_count, w->prompt_count - 1, logits}, 1,
+                    (struct harness_cut){0});
+        for (uint32_t t = 0; t < w->max_tokens; t++) {
+            const float *row = logits + (size_t)t * vocab;
+            double sum = 0;
+
+            for (uint32_t v = 0; v < vocab; v++)
+                sum += exp((double)row[v] - (double)row[w->tokens[t]]);
+            EXPECT_NEAR(w->logprobs[t], -log(sum), 1e-5);
+        }
+    }
+    free(logits);
+    harness_close(&h);
+}
+
+static void run_together(struct wish *wishes, const struct subject *subject, uint32_t rows,
                          uint32_t blocks, struct engine_stats *sum)
 {
     struct request *requests[REQUESTS];
     struct engine_stats stats;
     struct harness h;
-    struct engine *engine = start(&h, numerics, rows, blocks, false);
+    struct engine *engine = start(&h, subject, rows, blocks, false);
 
     for (uint32_t i = 0; i < REQUESTS; i++) {
         if (!blocks && test_rand_below(3) == 0)
@@ -155,7 +198,7 @@ static void run_together(struct wish *wishes, enum cpu_numerics numerics, uint32
     harness_close(&h);
 }
 
-static void check(enum cpu_numerics numerics)
+static void check(const struct subject *subject)
 {
     struct wish *wishes = calloc(REQUESTS, sizeof *wishes);
     struct engine_stats sum = {0};
@@ -164,21 +207,35 @@ static void check(enum cpu_numerics numerics)
     for (int round = 0; round < rounds; round++) {
         for (uint32_t i = 0; i < REQUESTS; i++)
             random_wish(&wishes[i]);
-        run_alone(wishes, numerics);
-        run_together(wishes, numerics, 32, 0, &sum);
-        run_together(wishes, numerics, 16 + test_rand_below(100),
-                     (PROMPT_MAX + ANSWER_MAX) / 16 + 2, &sum);
+        run_alone(wishes, subject);
+        if (subject->windows) compare_with_all_blocks(wishes, subject);
+        run_together(wishes, subject, 32, 0, &sum);
+        run_together(wishes, subject, 16 + test_rand_below(100), (PROMPT_MAX + ANSWER_MAX) / 16 + 2,
+                     &sum);
     }
-    EXPECT_TRUE(sum.preemptions > 0 && sum.cached_tokens > 0);
+    /* with windows alone a sequence gets at its start all that it will hold at once, and nobody has to give way */
+    EXPECT_TRUE(subject->windows_alone || sum.preemptions > 0);
+    EXPECT_TRUE(sum.cached_tokens > 0);
     free(wishes);
 }
 
 TEST(answers_do_not_depend_on_company_in_exact_numerics)
 {
-    check(CPU_EXACT);
+    check(&(struct subject){"models/llama_awkward", true, false, false, CPU_EXACT});
 }
 
 TEST(answers_do_not_depend_on_company_in_fast_numerics)
 {
-    check(CPU_FAST);
+    check(&(struct subject){"models/llama_awkward", true, false, false, CPU_FAST});
+}
+
+TEST(nor_where_some_layers_have_a_window)
+{
+    check(&(struct subject){"models/gemma3_text", false, true, false, CPU_EXACT});
+    check(&(struct subject){"models/gemma3_text", false, true, false, CPU_FAST});
+}
+
+TEST(nor_where_all_layers_have_a_window)
+{
+    check(&(struct subject){"models/mistral_window", false, true, true, CPU_EXACT});
 }

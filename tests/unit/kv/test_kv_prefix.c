@@ -14,9 +14,9 @@ struct fixture {
 
 static void start(struct fixture *f)
 {
-    uint32_t tokens[1] = {SPAN}, capacity[1] = {BLOCKS};
+    const struct kv_group group = {.block_tokens = SPAN, .capacity = BLOCKS};
 
-    EXPECT_OK(kv_space_init(&f->space, 1, tokens, capacity, true));
+    EXPECT_OK(kv_space_init(&f->space, 1, &group, BLOCKS));
     kv_prefix_set_time(f->space.prefix, 100 * s_ns);
 }
 
@@ -30,7 +30,7 @@ static bool put_text(struct fixture *f, int32_t text, uint32_t pin_s)
 
     EXPECT_OK(kv_seq_extend(&seq, &f->space, SPAN));
     EXPECT_TRUE(kv_prefix_put(f->space.prefix, &chain, tokens, &seq, 0, 0));
-    if (pin_s) pinned = kv_prefix_pin(f->space.prefix, f->blocks[0], pin_s);
+    if (pin_s) pinned = kv_prefix_pin(f->space.prefix, f->blocks[0], pin_s, 0);
     kv_seq_drop(&seq, &f->space);
     kv_space_check(&f->space);
     return pinned;
@@ -103,16 +103,17 @@ TEST(a_pin_is_lengthened_and_never_shortened)
     start(&f);
     EXPECT_TRUE(put_text(&f, 1, 10));
     uint32_t e = kv_prefix_find(f.space.prefix, &chain, tokens);
-    EXPECT_TRUE(kv_prefix_pin(f.space.prefix, e, 3));
+    EXPECT_TRUE(kv_prefix_pin(f.space.prefix, e, 3, 0));
     kv_prefix_set_time(f.space.prefix, 105 * s_ns);
     EXPECT_EQ(kv_prefix_counts(f.space.prefix).pinned, 1);
-    EXPECT_TRUE(kv_prefix_pin(f.space.prefix, e, UINT32_MAX));
+    EXPECT_TRUE(kv_prefix_pin(f.space.prefix, e, UINT32_MAX, 0));
     kv_prefix_set_time(f.space.prefix, 1000000 * s_ns);
     EXPECT_EQ(kv_prefix_counts(f.space.prefix).pinned, 1);
     put_text(&f, 2, 0);
     chain = kv_chain_start(0);
     tokens[0] = 2;
     e = kv_prefix_find(f.space.prefix, &chain, tokens);
-    EXPECT_TRUE(!kv_prefix_pin(f.space.prefix, e, 5)); /* nobody uses it: it may be promised away */
+    EXPECT_TRUE(
+        !kv_prefix_pin(f.space.prefix, e, 5, 0)); /* nobody uses it: it may be promised away */
     kv_space_fini(&f.space);
 }

@@ -3,6 +3,7 @@
  * sizes against the two inequalities that define the largest pool: it is within the budget, and one more block would not be. */
 #include "test.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "model/model.h"
@@ -155,6 +156,86 @@ TEST(a_gpus_budget_is_kept_to_the_byte)
         EXPECT_TRUE(fit.memory.device_bytes + 2 * fit.block_bytes > fit.budget_bytes);
         EXPECT_EQ(line_sum(&fit.memory, false), fit.memory.device_bytes);
     }
+    close_config(&o);
+}
+
+/* Equal sequences of so many tokens that the pools hold at once; `free`: that bytes of the same sum would, if any block could be of any group. */
+static double sequences_held(const struct plan *plan, const struct planner_fit *fit,
+                             uint64_t tokens, double *free)
+{
+    double most = fit->limits.slots_max, bytes = 0;
+
+    for (uint32_t g = 0; g < plan->group_count; g++) {
+        uint32_t need = plan_group_blocks(&plan->groups[g], tokens, 1);
+
+        most = fmin(most, (double)fit->limits.kv_blocks[g] / need);
+        bytes += (double)need * (double)fit->memory.kv_block_bytes[g];
+    }
+    *free = fmin(fit->limits.slots_max, (double)fit->pool_bytes / bytes);
+    return most;
+}
+
+/* The pools are within the budget to a few blocks; one sequence of the whole context runs; and whatever the length of sequences, the pools hold at
+ * least half of what one pool of common pages would, less the blocks that are set aside for one sequence. */
+TEST(pools_of_layers_with_and_without_a_window_serve_every_length)
+{
+    struct opened o = open_config("Gemma-3-270M");
+    int count = test_long() ? 5000 : 300, fitted = 0;
+
+    for (int i = 0; i < count; i++) {
+        struct planner_options options = usual(0);
+        struct planner_fit fit;
+        struct error err;
+
+        options.memory_bytes = 1000000000 + test_rand() % 20000000000;
+        options.max_num_seqs = 1 + test_rand_below(256);
+        if (test_rand_below(2)) options.max_model_len = 1 + test_rand_below(o.plan->context_tokens);
+        if (planner_fit(&options, o.plan, &fit, &err)) continue;
+        fitted++;
+        EXPECT_TRUE(fit.memory.device_bytes <= fit.budget_bytes);
+        if (options.max_model_len || fit.limits.context_tokens == o.plan->context_tokens)
+            EXPECT_TRUE(fit.memory.device_bytes + 2 * fit.block_bytes > fit.budget_bytes);
+        uint64_t aside = 0, pools = 0;
+        for (uint32_t g = 0; g < o.plan->group_count; g++) {
+            uint32_t least = plan_group_blocks(&o.plan->groups[g], fit.limits.context_tokens,
+                                               fit.limits.rows_max);
+
+            EXPECT_TRUE(fit.limits.kv_blocks[g] >= least);
+            aside += least * fit.memory.kv_block_bytes[g];
+            pools += fit.limits.kv_blocks[g] * fit.memory.kv_block_bytes[g];
+        }
+        EXPECT_EQ(fit.pool_bytes, pools);
+        EXPECT_EQ(fit.memory.device_bytes, fit.fixed_bytes + pools);
+        for (uint64_t tokens = 1; tokens <= fit.limits.context_tokens; tokens += 1 + tokens / 3) {
+            double dealt = 1 - (double)aside / (double)pools, free;
+            double held = sequences_held(o.plan, &fit, tokens, &free);
+
+            EXPECT_TRUE(held >= 0.49 * dealt * free - 1);
+        }
+    }
+    EXPECT_TRUE(fitted > count / 2);
+    close_config(&o);
+}
+
+TEST(a_window_lets_more_tokens_fit_and_what_does_not_fit_is_refused)
+{
+    struct opened o = open_config("Gemma-3-270M");
+    struct planner_options options = usual(512 << 20);
+    struct planner_fit fit;
+    struct error err;
+
+    options.max_model_len = 8192;
+    EXPECT_OK_ERR(planner_fit(&options, o.plan, &fit, &err), &err);
+    /* 18 layers of 16 tokens: 294912 bytes; 1820 of them were 3 sequences */
+    EXPECT_EQ(fit.block_bytes, 294912);
+    EXPECT_TRUE(fit.kv_tokens > 80000 && fit.full_sequences == 10);
+    options.kv_bytes = 26 << 20; /* 512 of 3 layers and 65 of 15: 41.1 MB */
+    EXPECT_EQ(planner_fit(&options, o.plan, &fit, &err), STATUS_NOMEM);
+    EXPECT_TRUE(strstr(err.message, "too few for --max-model-len 8192: 41140224 bytes"));
+    options.max_model_len = 0; /* then it is cut */
+    EXPECT_OK_ERR(planner_fit(&options, o.plan, &fit, &err), &err);
+    EXPECT_TRUE(fit.limits.context_tokens >= 3000 && fit.limits.context_tokens < 8192);
+    EXPECT_EQ(fit.full_sequences, 1);
     close_config(&o);
 }
 

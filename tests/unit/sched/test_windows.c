@@ -1,0 +1,251 @@
+/* test_windows.c - of layers with a window a sequence holds what the window reaches, and a shared beginning is used only where that is there.
+ * Method: the real scheduler, driven by hand over two KV groups, full attention and a window; blocks are counted in each group and rows in each
+ * step. Random schedules are test_sched.c's, bytes of answers test_invariance.c's. */
+#include "test.h"
+
+#include <stdlib.h>
+
+#include "sched/sched.h"
+
+enum { WINDOW = 64, CONTEXT = 4096, SLOTS = 8, ROWS = 128, FLIGHTS = 2, FULL = 0, NARROW = 1 };
+enum { DECODE_BLOCKS = 5 }; /* of 64 tokens that begin anywhere */
+
+struct world {
+    struct plan plan;
+    struct device_limits limits;
+    struct sched *sched;
+    struct step *step;
+    struct sched_entry entries[FLIGHTS][SLOTS];
+    struct sched_step flights[FLIGHTS];
+    uint64_t planned, done, rows;
+};
+
+struct text {
+    struct sequence seq;
+    int32_t prompt[CONTEXT], sampled[CONTEXT];
+};
+
+static void start(struct world *w, uint32_t full_blocks, uint32_t narrow_blocks)
+{
+    struct sched_options options = {
+        .max_num_seqs = SLOTS, .max_num_batched_tokens = ROWS, .share_prefixes = true};
+    struct error err;
+
+    *w = (struct world){.plan = {.vocab_rows = 1000, .vocab_tokens = 1000, .group_count = 2}};
+    w->plan.groups[FULL].block_tokens = w->plan.groups[NARROW].block_tokens = 16;
+    w->plan.groups[NARROW].window = WINDOW;
+    w->limits = (struct device_limits){.slots_max = SLOTS,
+                                       .rows_max = ROWS,
+                                       .logits_max = SLOTS,
+                                       .steps_inflight = FLIGHTS,
+                                       .context_tokens = CONTEXT,
+                                       .kv_blocks = {full_blocks, narrow_blocks}};
+    EXPECT_OK_ERR(sched_create(&options, &w->plan, &w->limits, &w->sched, &err), &err);
+    w->step = step_init(aligned_alloc(64, step_bytes(&w->plan, &w->limits)), &w->plan, &w->limits);
+    for (int i = 0; i < FLIGHTS; i++)
+        w->flights[i].entries = w->entries[i];
+}
+
+static void stop(struct world *w)
+{
+    sched_destroy(w->sched);
+    free(w->step);
+}
+
+/* The first `alike` tokens are those of text `like`, the rest its own. */
+static struct text *add(struct world *w, uint32_t prompt_count, uint32_t max_new, int32_t like,
+                        uint32_t alike)
+{
+    struct text *t = calloc(1, sizeof *t);
+    struct error err;
+
+    for (uint32_t i = 0; i < prompt_count; i++)
+        t->prompt[i] = i < alike ? (like * 31 + (int32_t)i) % 1000 : (int32_t)test_rand_below(1000);
+    t->seq = (struct sequence){.prompt = t->prompt,
+                               .prompt_count = prompt_count,
+                               .max_new = max_new,
+                               .sampled = t->sampled,
+                               .open = {.temperature = 1, .top_p = 1, .repetition_penalty = 1}};
+    EXPECT_OK_ERR(sched_fits(w->sched, &t->seq, &err), &err);
+    sched_add(w->sched, &t->seq, (int64_t)w->planned);
+    return t;
+}
+
+static bool plan(struct world *w)
+{
+    struct sched_step *flight = &w->flights[(w->planned + 1) % FLIGHTS];
+    struct error err;
+
+    if (w->planned - w->done == FLIGHTS ||
+        !sched_plan(w->sched, w->planned + 1, (int64_t)w->planned, w->step, flight))
+        return false;
+    EXPECT_OK_ERR(step_check(w->step, &w->plan, &w->limits, &err), &err);
+    w->planned++;
+    w->rows += flight->row_count;
+    sched_check(w->sched);
+    return true;
+}
+
+static void finish(struct world *w)
+{
+    struct sched_step *flight = &w->flights[(w->done + 1) % FLIGHTS];
+
+    for (uint32_t i = 0; i < flight->entry_count; i++) {
+        struct sequence *seq = flight->entries[i].seq;
+
+        if (!flight->entries[i].samples || seq->sampled_known == seq->max_new) continue;
+        sequence_append(seq, 7);
+        if (seq->sampled_known == seq->max_new) sched_end(w->sched, seq);
+    }
+    sched_step_done(w->sched, ++w->done);
+}
+
+/* Runs to the end of all, two steps in flight as the engine has them. */
+static void run(struct world *w)
+{
+    do {
+        while (plan(w))
+            ;
+        if (w->planned > w->done) finish(w);
+        for (struct sequence *seq; (seq = sched_reap(w->sched));)
+            free(seq);
+    } while (w->planned > w->done || sched_counts(w->sched).waiting);
+    EXPECT_EQ(sched_counts(w->sched).kv_blocks_used, 0);
+}
+
+/* Positions of a prompt that were there already, once it has run; computed and cached make the prompt. */
+static uint32_t cached(struct world *w, uint32_t prompt_count, int32_t like, uint32_t alike)
+{
+    uint64_t rows = w->rows;
+
+    add(w, prompt_count, 1, like, alike);
+    run(w);
+    return prompt_count - (uint32_t)(w->rows - rows);
+}
+
+static uint32_t held(const struct text *t, uint32_t group)
+{
+    return t->seq.kv.tables[group].count - t->seq.kv.tables[group].first;
+}
+
+TEST(a_long_generation_holds_a_bounded_number_of_blocks)
+{
+    struct world w;
+    uint32_t decodes = 0;
+
+    start(&w, CONTEXT / 16, 13);
+    EXPECT_EQ(plan_group_blocks(&w.plan.groups[NARROW], CONTEXT, ROWS), 13);
+    EXPECT_EQ(plan_group_blocks(&w.plan.groups[NARROW], CONTEXT, 1), DECODE_BLOCKS);
+    struct text *t = add(&w, 1000, 3000, 1, 0);
+    while (decodes < 2990) {
+        if (!plan(&w)) {
+            finish(&w);
+            continue;
+        }
+        bool decoded = w.step->row_count == 1;
+        decodes += decoded;
+        EXPECT_EQ(held(t, FULL), t->seq.computed < 1000 ? 62 + (t->seq.computed > 992)
+                                                        : (t->seq.computed + 15) / 16);
+        EXPECT_TRUE(held(t, NARROW) <= (decoded ? DECODE_BLOCKS : 13));
+        if (decoded)
+            EXPECT_EQ(sched_counts(w.sched).kv_blocks_used, held(t, FULL) + held(t, NARROW));
+    }
+    run(&w);
+    EXPECT_EQ(w.rows, 3999);
+    stop(&w);
+}
+
+TEST(sequences_share_a_pool_that_holds_their_windows)
+{
+    struct world w;
+    struct sched_counts counts;
+
+    /* 8 * 1000 tokens; with all of their blocks the window's pool would hold one of them */
+    start(&w, SLOTS * 63, SLOTS * (DECODE_BLOCKS + 1) + 13);
+    for (int i = 0; i < SLOTS; i++)
+        add(&w, 800, 200, i, 0);
+    for (int i = 0; i < 150; i++)
+        if (!plan(&w)) finish(&w);
+    counts = sched_counts(w.sched);
+    EXPECT_EQ(counts.running, SLOTS);
+    /* of the full attention's pool, which has less left than both together */
+    EXPECT_TRUE(counts.kv_usage_ppm <= 1000000 &&
+                (uint64_t)counts.kv_usage_ppm * counts.kv_blocks_total >
+                    (uint64_t)counts.kv_blocks_used * 1000000);
+    run(&w);
+    EXPECT_EQ(sched_counts(w.sched).preemptions, 0);
+    stop(&w);
+}
+
+TEST(a_beginning_is_shared_only_while_its_window_is_there)
+{
+    struct world w;
+
+    start(&w, 256, 16);
+    EXPECT_EQ(cached(&w, 176, 1, 160), 0);
+    EXPECT_EQ(cached(&w, 176, 1, 160), 160);
+    EXPECT_EQ(cached(&w, 100, 1, 100), 96); /* what a longer one had passed is there too */
+    uint32_t entries = sched_counts(w.sched).prefix_entries;
+    EXPECT_EQ(cached(&w, 900, 2, 900),
+              0); /* takes every block of the window's pool, some of the other's */
+    EXPECT_EQ(sched_counts(w.sched).prefix_entries, entries + 56);
+    EXPECT_EQ(cached(&w, 176, 1, 160), 0); /* its entries are there, and of no use */
+    /* they have got what the last one still held: its window, from 112 on */
+    EXPECT_EQ(cached(&w, 176, 1, 160), 160);
+    EXPECT_EQ(cached(&w, 900, 2, 896), 896); /* the longest unused went first: not this one's last */
+    stop(&w);
+}
+
+/* Two texts in turn, the second time as candidates of one prompt: whoever comes later waits, and begins behind the first. */
+TEST(candidates_of_a_prompt_compute_it_once)
+{
+    struct world w;
+    uint64_t rows;
+
+    start(&w, 512, 64);
+    for (int round = 0; round < 3; round++) {
+        rows = w.rows;
+        for (int i = 0; i < 4; i++)
+            add(&w, 500, 40, 5 + round, 500);
+        run(&w);
+        /* 496 of the 500 once, the rest and 39 of each answer four times */
+        EXPECT_EQ(w.rows - rows, 496 + 4 * (4 + 39));
+    }
+    stop(&w);
+}
+
+/* A pinned beginning keeps its last window and its names, whatever passes; not the windows in its middle. */
+TEST(pins_keep_the_window_that_the_next_text_needs)
+{
+    struct world w;
+
+    start(&w, 256, 32);
+    struct text *t = add(&w, 320, 1, 9, 320);
+    t->seq.pin_tokens = 320;
+    t->seq.pin_s = 1000;
+    run(&w);
+    EXPECT_EQ(sched_counts(w.sched).prefix_pinned, 20);
+    for (int i = 0; i < 3; i++)
+        EXPECT_EQ(cached(&w, 900, 20 + i, 900), 0);
+    EXPECT_EQ(cached(&w, 400, 9, 320), 320);
+    EXPECT_EQ(cached(&w, 300, 9, 200), 0); /* there is nothing at 192 any more */
+    stop(&w);
+}
+
+/* One that had passed its pinned beginning, and lost that window, keeps it from when another computes it again. */
+TEST(a_pin_gets_its_window_back)
+{
+    struct world w;
+
+    start(&w, 512, 32);
+    struct text *t = add(&w, 900, 1, 9, 320);
+    t->seq.pin_tokens = 320;
+    t->seq.pin_s = 1000;
+    run(&w);
+    EXPECT_EQ(cached(&w, 900, 20, 900), 0);
+    EXPECT_EQ(cached(&w, 336, 9, 320), 0);
+    for (int i = 0; i < 3; i++)
+        EXPECT_EQ(cached(&w, 900, 21 + i, 900), 0);
+    EXPECT_EQ(cached(&w, 336, 9, 320), 320);
+    stop(&w);
+}
