@@ -1,160 +1,32 @@
-/* decode_chain.cu - all layers of a decode step of 1..8 rows in one launch (decode_chain.h).
+/* decode_chain.cu - all layers of a decode step of one row in one launch (decode_chain.h).
  *
- * Why      A layer of a model of some 100 MB is 5 launches that wait for each other, 2.9 us each, whatever they read. Here all
+ * Why      A layer of a model of some 100 MB is 5 launches that wait for each other, 2.8 us each, whatever they read. Here all
  *          layers run in one cluster of 16 blocks, whose dependencies are stores to each other's shared memory and barriers
  *          there, 0.4 us each. A cluster is placed as a whole, so its blocks may wait for each other.
  * Roles    Each block owns 1/16 of the rows of every weight. One producer thread streams its slices of all layers in order
- *          through a ring (TMA boxes of whole rows, 128-byte swizzle), and runs ahead of the dependencies. 12 consumer
- *          warps: in attn_in, attn_out and ffn_out a warp takes the 64-column block of its number of every tile, sums are
- *          added in order through shared memory; in ffn_in a warp takes whole tiles.
+ *          through a ring (TMA boxes of whole rows, 128-byte swizzle), and runs ahead of the dependencies; one warp brings
+ *          pages to L2 a layer ahead. 12 consumer warps: a warp takes the 64-column block of its number of every tile, sums
+ *          are added in order through shared memory.
  * Layer    norm, q k v -> all blocks; parts of attention -> the block that owns those columns; its sum -> all; x + attn_out
  *          -> all; norm, gate and up -> all; x + ffn_out -> all. A block sends its columns with st.async; the receiver's
- *          barrier counts bytes. Between two uses of a buffer lies at least one exchange that needs every block.
+ *          barrier counts bytes. Between two uses of a buffer lies at least one exchange that needs every block, so no
+ *          buffer is written while a slow block still reads it.
  * Attention  parts (split, KV head) are dealt to the blocks, and in a block to 3 groups of 4 warps, each as a block of
- *          paged_decode; pages are fetched to L2 a layer ahead by the producer's warp, the newest token comes from q k v.
+ *          paged_decode; the newest token comes from q k v and not from its page.
  * Numerics The same multiplications and sums in the same order as skinny_gemm and paged_decode: bit for bit.
- * Floor    weights and pages through 16 SMs: 76 GB/s each, 1.2 TB/s, measured (one cluster of 16, H200). */
-#include <cuda.h>
-
+ * Limits   Local memory has next to no L1 beside so much shared memory: one spilled register in a phase costs more than the
+ *          phase (an earlier version with 200 bytes of them took 540 us a step, one with 136 bytes 437 us, launches 420 us).
+ *          So there is one row, one part and one group of 32 tokens to a warp, and the compiler must report no spills.
+ * Floor    weights and pages through 16 SMs: 76 GB/s each, 1.2 TB/s in all, measured (one cluster of 16, H200): 183 us for
+ *          the 212 MB of SmolLM2-135M's layers.
+ * Measured see docs/profiling.md; the device measures both ways when it compiles and takes what is faster. */
 #include "common/cluster_send.cuh"
-#include "common/launch.cuh"
 #include "common/wgmma.cuh"
-#include "decode_chain.h"
+#include "decode_chain.cuh"
 #include "kv_layout.h"
 
 namespace
 {
-
-constexpr int WARPS = 12, QUADS = WARPS / 4, CONSUMERS = WARPS * 32;
-constexpr int THREADS = CONSUMERS + 128; /* registers are dealt to groups of four warps */
-constexpr int D = 64; /* head_dim */
-constexpr uint32_t CTAS = 16, SPLITS = DECODE_CHAIN_TOKENS_MAX / 128, SPLIT_GROUPS = 4;
-constexpr uint32_t SHARED_MAX = 225 * 1024 /* and `statics` */, RING_MIN = 4, RING_MAX = 16;
-constexpr float LOG2E = 1.4426950408889634f, MASKED = -1e30f;
-
-enum weight_name { ATTN_IN, ATTN_OUT, FFN_IN, FFN_OUT, WEIGHTS };
-enum exchange { X_ROWS, QKV_ROWS, PARTS, ATTENDED, ACTS, EXCHANGES };
-
-/* A block's slice of a weight: `rows` rows in tiles of `tile`, each in `chunks` stages of `blocks` 64-column blocks: those of
- * skinny_gemm, whose sums are over the same blocks. */
-struct slice {
-    uint32_t rows, tile, tiles, kblocks, blocks, chunks;
-};
-
-constexpr struct slice slice_of(uint32_t N, uint32_t K)
-{
-    struct slice w = {};
-
-    w.rows = N / CTAS;
-    for (w.tile = 16; w.rows % w.tile; w.tile--)
-        ;
-    w.tiles = w.rows / w.tile;
-    w.kblocks = K / 64;
-    w.chunks = (w.kblocks + 15) / 16;
-    w.blocks = (w.kblocks + w.chunks - 1) / w.chunks;
-    return w;
-}
-constexpr uint32_t round_up(uint32_t n, uint32_t to)
-{
-    return (n + to - 1) / to * to;
-}
-constexpr uint32_t max_of(uint32_t a, uint32_t b)
-{
-    return a > b ? a : b;
-}
-
-/* A shape that the code is made for: the path of one layer is some thousand instructions, and shapes known to the compiler
- * are a third of the time. */
-template <uint32_t H, uint32_t F, uint32_t HEADS_, uint32_t KV_> struct model {
-    static constexpr uint32_t HIDDEN = H, FFN = F, HEADS = HEADS_, KV = KV_, GROUP = HEADS / KV;
-    static constexpr uint32_t QKV = (HEADS + 2 * KV) * D, COLUMNS = HEADS * D / CTAS;
-    static constexpr uint32_t PART = COLUMNS + 4; /* floats: and two heads' maximum and sum */
-    static constexpr uint32_t PIECES = (HIDDEN + 127) / 128;
-    static constexpr struct slice W[WEIGHTS] = {slice_of(QKV, H), slice_of(H, HEADS * D),
-                                                slice_of(2 * F, H), slice_of(H, F)};
-
-    static constexpr uint32_t stage_bytes()
-    {
-        uint32_t most = 0;
-        for (int i = 0; i < WEIGHTS; i++)
-            most = max_of(most, round_up(W[i].tile * W[i].blocks * 128, 1024));
-        return most;
-    }
-    static constexpr uint32_t stages_before(int weight)
-    {
-        uint32_t n = 0;
-        for (int i = 0; i < weight; i++)
-            n += W[i].tiles * W[i].chunks;
-        return n;
-    }
-    static_assert(HEADS % KV == 0 && GROUP <= 8 && COLUMNS <= D, "attention");
-    static_assert(H % 64 == 0 && F % 128 == 0 && QKV % (CTAS * 4) == 0, "slices");
-    static_assert(W[0].blocks <= WARPS && W[1].blocks <= WARPS && W[3].blocks <= WARPS, "warps");
-    static_assert(W[FFN_IN].tile == 16 && W[FFN_IN].chunks == 1 && W[FFN_IN].blocks <= WARPS, "");
-    static_assert(W[ATTN_OUT].rows % 4 == 0 && W[FFN_IN].rows % 32 == 0 && H <= CONSUMERS * 4, "");
-};
-
-template <class S, int WEIGHT> struct before { /* in a layer */
-    static constexpr uint32_t STAGES = S::stages_before(WEIGHT);
-};
-
-/* Places in shared memory behind the ring, bytes. */
-template <class S> struct places {
-    static constexpr uint32_t X = 0;
-    static constexpr uint32_t GAIN = X + round_up(S::HIDDEN * 4, 128); /* two layers, two norms */
-    static constexpr uint32_t XS = GAIN + round_up(4 * S::HIDDEN * 4, 128);
-    static constexpr uint32_t SCRATCH = XS + round_up(max_of(S::HIDDEN, S::HEADS * D) * 2, 128);
-    /* sums of the warps of a product, or states of the warps of attention */
-    static constexpr uint32_t SUMS =
-        4 * max_of(max_of(S::W[ATTN_IN].blocks * S::W[ATTN_IN].rows,
-                          S::W[FFN_IN].blocks * S::W[FFN_IN].rows),
-                   max_of(S::W[ATTN_OUT].blocks, S::W[FFN_OUT].blocks) * S::W[FFN_OUT].rows);
-    static constexpr uint32_t QUAD_FLOATS = 4 * S::GROUP * (D + 4) + 64;
-    static constexpr uint32_t ACTS =
-        SCRATCH + round_up(max_of(SUMS, QUADS * QUAD_FLOATS * 4), 128);
-    static constexpr uint32_t QKV = ACTS; /* activations are there when these are not */
-    static constexpr uint32_t PARTS = QKV + round_up(S::QKV * 2, 128);
-    static constexpr uint32_t TOTAL = max_of(ACTS + round_up(S::FFN * 2, 128),
-                                             PARTS + round_up(SPLITS * S::PART * 4, 128));
-    static constexpr uint32_t STAGE_BYTES = S::stage_bytes();
-    static constexpr uint32_t ROOM = (SHARED_MAX - TOTAL) / STAGE_BYTES;
-    /* gains have room for two layers: the ring must not reach farther */
-    static constexpr uint32_t STAGES =
-        ROOM < S::stages_before(WEIGHTS) ? ROOM : S::stages_before(WEIGHTS) - 1;
-    static constexpr uint32_t BYTES = STAGES * STAGE_BYTES + TOTAL;
-    static_assert(STAGES >= RING_MIN && STAGES <= RING_MAX, "room for the ring");
-    static_assert(S::W[ATTN_IN].rows <= CONSUMERS && S::W[FFN_IN].rows <= CONSUMERS, "");
-};
-
-struct params {
-    uint32_t layers, rope_dim;
-    float eps[2], scale;
-    int act;
-    float *x;
-    const char *gain[2];
-    uint64_t gain_stride;
-    char *kv;
-    uint64_t kv_layer_bytes;
-    const float2 *rope;
-    const int32_t *position, *kv_slot, *slot, *tables;
-    uint32_t table_stride;
-};
-
-struct maps {
-    CUtensorMap w[WEIGHTS];
-};
-
-struct row { /* of the step; groups of 32 tokens, splits of 4 groups: as paged_decode cuts it */
-    int pos, groups, splits;
-    const int32_t *table;
-};
-
-struct statics {
-    uint64_t full[RING_MAX], empty[RING_MAX], come[EXCHANGES];
-    struct row row;
-    float factor;
-    uint32_t layer; /* that the consumers are in */
-};
 
 __device__ __forceinline__ float activate(float v, int act)
 {
@@ -196,8 +68,8 @@ __device__ __forceinline__ void prefetch_pages(const params &p, const statics &s
     constexpr uint32_t RECORD = 2 * KV_BLOCK_TOKENS * D * 2, BLOCKS = 128 / KV_BLOCK_TOKENS;
     const uint32_t part = part_of(rank, lane / BLOCKS), split = part / S::KV;
     const int block = split * BLOCKS + lane % BLOCKS;
-    const bool mine = lane / BLOCKS < QUADS && s.row.pos >= 0 &&
-                      block <= s.row.pos / KV_BLOCK_TOKENS;
+    const bool mine =
+        lane / BLOCKS < QUADS && s.row.pos >= 0 && block <= s.row.pos / KV_BLOCK_TOKENS;
     const uint64_t at = mine ? ((uint64_t)s.row.table[block] * S::KV + part % S::KV) * RECORD : 0;
 
     for (uint32_t layer = 0; layer < p.layers; layer++) {
@@ -391,8 +263,8 @@ template <typename T, class S> struct consumer {
     {
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            x[j] = r == 0 ? *(const uint4 *)(xs + ((kb * 2 + j) * 4 + q) * 8)
-                          : make_uint4(0, 0, 0, 0);
+            x[j] =
+                r == 0 ? *(const uint4 *)(xs + ((kb * 2 + j) * 4 + q) * 8) : make_uint4(0, 0, 0, 0);
     }
     /* This lane's share of ROWS rows of a block of 64 columns; the swizzle goes by the address. */
     template <uint32_t TILE>
@@ -471,8 +343,8 @@ template <typename T, class S> struct consumer {
 #pragma unroll 1
             for (uint32_t tile = 0; tile < W.tiles; tile += N) {
                 float c[N][4] = {};
-                split_stages<W.tile, N>(from, xs, warp, W.kblocks,
-                                        warp ? 1 : WARPS + 1 - W.blocks, c);
+                split_stages<W.tile, N>(from, xs, warp, W.kblocks, warp ? 1 : WARPS + 1 - W.blocks,
+                                        c);
                 put_sums<W.tile, N>(c, W.rows, tile);
             }
         consumers_sync();
@@ -508,11 +380,11 @@ template <typename T, class S> struct consumer {
         const bool is_k = head < S::HEADS + S::KV;
         const uint32_t token = kv_slot % KV_BLOCK_TOKENS,
                        kv_head = head - S::HEADS - (is_k ? 0 : S::KV);
-        v.page = p.kv + (((uint64_t)(kv_slot / KV_BLOCK_TOKENS) * S::KV + kv_head) *
-                             (2 * KV_BLOCK_TOKENS * D) +
-                         (is_k ? token * D + e
-                               : KV_BLOCK_TOKENS * D + ((token / 8) * D + e) * 8 + token % 8)) *
-                            sizeof(T);
+        v.page =
+            p.kv +
+            (((uint64_t)(kv_slot / KV_BLOCK_TOKENS) * S::KV + kv_head) * (2 * KV_BLOCK_TOKENS * D) +
+             (is_k ? token * D + e : KV_BLOCK_TOKENS * D + ((token / 8) * D + e) * 8 + token % 8)) *
+                sizeof(T);
         return v;
     }
     __device__ __forceinline__ void send_qkv(uint32_t layer, const turn &by)
@@ -558,8 +430,8 @@ template <typename T, class S> struct consumer {
                        v_block = s.row.table[min(w.group * 2 + (int)(q >> 1), last)];
         w.k_at = (k_block * S::KV + w.head) * RECORD +
                  (((r >> 1) * 8 % KV_BLOCK_TOKENS + (r & 1)) * D + q * 8) / 8;
-        w.v_at = (v_block * S::KV + w.head) * RECORD +
-                 (KV_BLOCK_TOKENS * D + ((q & 1) * D + r) * 8) / 8;
+        w.v_at =
+            (v_block * S::KV + w.head) * RECORD + (KV_BLOCK_TOKENS * D + ((q & 1) * D + r) * 8) / 8;
         return w;
     }
     __device__ __forceinline__ void load_k(uint4 (&k)[4][2], const part &w, uint32_t layer) const
@@ -754,14 +626,16 @@ template <typename T, class S> struct consumer {
     {
         const uint32_t splits = s.row.splits, head = first_head() + warp;
 
-        if (s.row.pos < 0) return; /* an exchange of no bytes would be over before it is waited for */
+        if (s.row.pos < 0)
+            return; /* an exchange of no bytes would be over before it is waited for */
         await(PARTS, layer & 1);
         if (warp < head_count()) {
             const uint32_t begin = max(head * D, rank * S::COLUMNS),
                            packets = (min((head + 1) * D, (rank + 1) * S::COLUMNS) - begin) / 4;
             const float *from = place<float>(at::PARTS);
             float2 ml = make_float2(MASKED, 0.f);
-            if (lane < splits) ml = *(const float2 *)(from + lane * S::PART + S::COLUMNS + warp * 2);
+            if (lane < splits)
+                ml = *(const float2 *)(from + lane * S::PART + S::COLUMNS + warp * 2);
             const float most = lanes_max<32>(ml.x);
             const float f = exp2_fast(ml.x - most);
             const float L = lanes_sum<32>(lane < splits ? f * ml.y : 0.f);
@@ -878,7 +752,8 @@ template <typename T, class S> struct consumer {
 
         pdl_wait();
         if (t < COLUMNS_OF_X) x = ((volatile float *)p.x)[rank * COLUMNS_OF_X + t];
-        if (t < S::HIDDEN / 4) *(uint4 *)(place<float>(at::X) + t * 4) = load_shared_state(p.x + t * 4);
+        if (t < S::HIDDEN / 4)
+            *(uint4 *)(place<float>(at::X) + t * 4) = load_shared_state(p.x + t * 4);
         consumers_sync();
 #pragma unroll 1
         for (uint32_t layer = 0; layer < p.layers; layer++) {
@@ -968,9 +843,8 @@ using smollm2_like = model<576, 1536, 9, 3>;
 
 template <typename T, class S> cudaError_t allow()
 {
-    cudaError_t e =
-        cudaFuncSetAttribute(chain_kernel<T, S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)places<S>::BYTES);
+    cudaError_t e = cudaFuncSetAttribute(
+        chain_kernel<T, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)places<S>::BYTES);
     if (!e)
         e = cudaFuncSetAttribute(chain_kernel<T, S>, cudaFuncAttributeNonPortableClusterSizeAllowed,
                                  1);
@@ -984,7 +858,7 @@ template <class S> bool is_shape(const struct decode_chain_shape *s)
            s->rope_dim <= D;
 }
 
-template <typename T, class S> bool can_place()
+template <typename T, class S = smollm2_like> bool can_place()
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute cluster;
@@ -1001,7 +875,7 @@ template <typename T, class S> bool can_place()
     return !cudaOccupancyMaxActiveClusters(&clusters, chain_kernel<T, S>, &config) && clusters > 0;
 }
 
-template <typename T, class S>
+template <typename T, class S = smollm2_like>
 cudaError_t launch_chain(const struct kernel_context *ctx, const struct decode_chain_args *a)
 {
     const struct decode_chain *chain = a->chain;
@@ -1054,7 +928,7 @@ extern "C" bool decode_chain_fits(const struct kernel_context *ctx,
                                   const struct decode_chain_shape *shape)
 {
     if (ctx->capability < 90 || !is_shape<smollm2_like>(shape)) return false;
-    DISPATCH(ctx, can_place<T, smollm2_like>());
+    DISPATCH(ctx, can_place<T>());
 }
 
 extern "C" cudaError_t decode_chain_init(struct decode_chain *out,
@@ -1084,5 +958,5 @@ extern "C" cudaError_t decode_chain_init(struct decode_chain *out,
 extern "C" cudaError_t decode_chain_run(const struct kernel_context *ctx,
                                         const struct decode_chain_args *args)
 {
-    DISPATCH(ctx, launch_chain<T, smollm2_like>(ctx, args));
+    DISPATCH(ctx, launch_chain<T>(ctx, args));
 }

@@ -44,10 +44,11 @@ struct decode_chain_args {
     void *kv;           /* pool of layer 0 (kv_layout.h) */
     uint64_t kv_layer_bytes;
     /* device, one each */
-    const int32_t *position; /* below DECODE_CHAIN_TOKENS_MAX; -1: a padding row, which writes no page */
-    const int32_t *kv_slot;  /* block * 16 + token of the block; -1: write nothing */
-    const int32_t *slot;     /* row of `tables` */
-    const int32_t *tables;   /* [slots, table_stride] block ids */
+    const int32_t
+        *position; /* below DECODE_CHAIN_TOKENS_MAX; -1: a padding row, which writes no page */
+    const int32_t *kv_slot; /* block * 16 + token of the block; -1: write nothing */
+    const int32_t *slot;    /* row of `tables` */
+    const int32_t *tables;  /* [slots, table_stride] block ids */
     uint32_t table_stride;
 };
 

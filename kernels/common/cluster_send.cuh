@@ -23,10 +23,11 @@ __device__ __forceinline__ uint32_t cluster_map(uint32_t addr, uint32_t rank)
 __device__ __forceinline__ void cluster_send8(uint32_t dst, uint32_t bar, uint32_t rank, uint32_t a,
                                               uint32_t b)
 {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
-                 ::"r"(cluster_map(dst, rank)),
-                 "r"(a), "r"(b), "r"(cluster_map(bar, rank))
-                 : "memory");
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(
+            cluster_map(dst, rank)),
+        "r"(a), "r"(b), "r"(cluster_map(bar, rank))
+        : "memory");
 }
 __device__ __forceinline__ void cluster_send16(uint32_t dst, uint32_t bar, uint32_t rank, uint4 v)
 {

@@ -71,6 +71,7 @@ uint32_t cuda_graph_launches(const struct device *device, uint32_t rows)
 {
     const struct cuda_device *d = (const struct cuda_device *)device;
 
+    if (rows == 1 && d->chain.on) return d->chain.launches;
     for (uint32_t i = 0; i < d->b.bucket_count; i++)
         if (d->b.buckets[i] >= rows && d->graphs[i]) return d->graph_launches[i];
     return 0;
