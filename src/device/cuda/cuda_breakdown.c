@@ -67,6 +67,14 @@ void cuda_use_graphs(struct device *device, bool on)
     ((struct cuda_device *)device)->options.enforce_eager = !on;
 }
 
+bool cuda_use_chain(struct device *device, bool on)
+{
+    struct cuda_device *d = (struct cuda_device *)device;
+
+    d->chain.on = d->chain.fits && on;
+    return d->chain.fits;
+}
+
 uint32_t cuda_graph_launches(const struct device *device, uint32_t rows)
 {
     const struct cuda_device *d = (const struct cuda_device *)device;
