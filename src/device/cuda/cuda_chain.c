@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "device/cuda/cuda_device.h"
 
-enum { STAGES_OF_LAYER = 5, MEASURED_TOKENS = 512, REPEATS = 5 };
+enum { STAGES_OF_LAYER = 5, MEASURED_MIN = 64, REPEATS = 5 };
 
 /* The stages of a layer, in the plan's order. */
 struct layer_stages {
@@ -115,13 +115,13 @@ enum status cuda_chain_open(struct cuda_device *d, struct error *err)
         .tables = d->b.groups[0].tables,
         .table_stride = d->b.table_stride,
     };
-    d->chain.fits = d->chain.on = true;
+    d->chain.fits = true;
     return STATUS_OK;
 }
 
 bool cuda_chain_takes(const struct cuda_device *d, uint32_t rows, uint32_t context_tokens)
 {
-    return d->chain.on && rows == 1 && context_tokens < DECODE_CHAIN_TOKENS_MAX;
+    return rows == 1 && context_tokens < d->chain.tokens;
 }
 
 static cudaError_t run_once(struct cuda_device *d, bool chain)
@@ -163,26 +163,36 @@ static cudaError_t set_row(struct cuda_device *d, int32_t position)
     return e ? e : cudaStreamSynchronize(d->ctx.stream);
 }
 
-enum status cuda_chain_choose(struct cuda_device *d, struct error *err)
+/* Both ways on a sequence of so many tokens. */
+static cudaError_t measure(struct cuda_device *d, uint32_t tokens, float *chain_ms,
+                           float *launches_ms)
 {
-    uint32_t tokens =
-        d->limits.context_tokens < MEASURED_TOKENS ? d->limits.context_tokens : MEASURED_TOKENS;
     cudaEvent_t events[2] = {NULL, NULL};
-    float chain = 0, launches = 0;
-    cudaError_t e;
+    cudaError_t e = set_row(d, (int32_t)tokens - 1);
 
-    if (!d->chain.fits) return STATUS_OK;
-    e = set_row(d, (int32_t)tokens - 1);
     for (int i = 0; !e && i < 2; i++)
         e = cudaEventCreate(&events[i]);
-    if (!e) e = fastest(d, false, events, &launches);
-    if (!e) e = fastest(d, true, events, &chain);
+    if (!e) e = fastest(d, false, events, launches_ms);
+    if (!e) e = fastest(d, true, events, chain_ms);
     for (int i = 0; i < 2; i++)
         if (events[i]) cudaEventDestroy(events[i]);
-    if (!e) e = set_row(d, -1);
-    if (e) return error_set(err, STATUS_DEVICE, "decode chain: %s", cudaGetErrorString(e));
-    d->chain.on = chain < launches;
-    log_info("decode of one row measured", "chain_us=%.1f launches_us=%.1f used=%s",
-             (double)chain * 1e3, (double)launches * 1e3, d->chain.on ? "chain" : "launches");
+    return e ? e : set_row(d, -1);
+}
+
+enum status cuda_chain_choose(struct cuda_device *d, struct error *err)
+{
+    uint32_t tokens = DECODE_CHAIN_TOKENS_MAX;
+    float chain = 0, launches = 0;
+
+    d->chain.tokens = 0;
+    if (!d->chain.fits) return STATUS_OK;
+    if (tokens > d->limits.context_tokens) tokens = d->limits.context_tokens;
+    for (; !d->chain.tokens && tokens >= MEASURED_MIN; tokens /= 2) {
+        cudaError_t e = measure(d, tokens, &chain, &launches);
+        if (e) return error_set(err, STATUS_DEVICE, "decode chain: %s", cudaGetErrorString(e));
+        if (chain < launches) d->chain.tokens = tokens;
+    }
+    log_info("decode of one row measured", "chain_us=%.1f launches_us=%.1f chain_tokens=%u",
+             (double)chain * 1e3, (double)launches * 1e3, d->chain.tokens);
     return STATUS_OK;
 }

@@ -30,7 +30,7 @@ void cuda_free_all(struct cuda_device *d)
     for (uint32_t i = 0; i < CUDA_BUCKETS_MAX; i++)
         if (d->graphs[i]) cudaGraphExecDestroy(d->graphs[i]);
     if (d->chain.graph) cudaGraphExecDestroy(d->chain.graph);
-    d->chain.graph = NULL, d->chain.fits = d->chain.on = false;
+    d->chain.graph = NULL, d->chain.fits = false, d->chain.tokens = 0;
     for (uint32_t i = 0; i < CUDA_STEPS_MAX; i++) {
         if (d->flights[i].uploaded) cudaEventDestroy(d->flights[i].uploaded);
         if (d->flights[i].done) cudaEventDestroy(d->flights[i].done);

@@ -51,7 +51,8 @@ struct cuda_device {
     uint32_t products_measured; /* choices that the cache on disk did not have */
     cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
     struct {
-        bool fits, on; /* can run this plan's steps of one row; does */
+        bool fits;       /* can run this plan's steps of one row */
+        uint32_t tokens; /* does, where the row's sequence has at most so many with it; 0: never */
         struct decode_chain kernel;
         struct decode_chain_args args;
         cudaGraphExec_t graph; /* the body of one row; NULL with enforce_eager */
@@ -101,7 +102,7 @@ cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f
 
 /* --- cuda_chain.c: all layers of one row in one launch, where the plan's shape has it and it is faster --- */
 enum status cuda_chain_open(struct cuda_device *d, struct error *err);
-/* Measures both ways; the graphs are there. */
+/* Measures both ways, from the longest sequence down, and sets chain.tokens; the graphs are there. */
 enum status cuda_chain_choose(struct cuda_device *d, struct error *err);
 bool cuda_chain_takes(const struct cuda_device *d, uint32_t rows, uint32_t context_tokens);
 
