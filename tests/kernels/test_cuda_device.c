@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "device/cuda/cuda_breakdown.h"
 #include "device/device_memory.h"
 #include "golden_read.h"
 #include "gpu.h"
@@ -264,6 +265,42 @@ TEST(made_up_gemma_gives_what_the_cpu_gives)
     }
     for (size_t i = 0; i < 3; i++)
         EXPECT_TRUE(off[i] <= 0.05);
+}
+
+/* Token by token, with graphs and without. */
+TEST(all_layers_in_one_launch_give_the_bytes_of_a_launch_for_each_part)
+{
+    enum { TOKENS = 150 };
+    struct harness_options options = {.device = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16},
+                                      .model = {.dummy = true, .dummy_seed = 5},
+                                      .slots = 2,
+                                      .context_tokens = 256};
+    int32_t tokens[TOKENS];
+    float *logits[3];
+    struct harness h;
+
+    if (!have_gpu()) skip();
+    harness_open(&h, INFERD_SOURCE_DIR "/configs/models/SmolLM2-135M", &options);
+    if (!cuda_use_chain(h.device, true)) {
+        harness_close(&h);
+        skip();
+    }
+    size_t bytes = TOKENS * h.plan->vocab_rows * sizeof(float);
+    for (uint32_t t = 0; t < TOKENS; t++)
+        tokens[t] = (int32_t)(t * t * 7 % h.plan->vocab_tokens);
+    for (int i = 0; i < 3; i++) {
+        logits[i] = malloc(bytes);
+        struct harness_seq seq = {tokens, TOKENS, 0, logits[i]};
+        cuda_use_chain(h.device, i > 0);
+        cuda_use_graphs(h.device, i < 2);
+        harness_run(&h, &seq, 1, (struct harness_cut){.chunk_max = 1});
+    }
+    EXPECT_TRUE(memcmp(logits[0], logits[1], bytes) == 0);
+    EXPECT_TRUE(memcmp(logits[0], logits[2], bytes) == 0);
+    EXPECT_EQ(device_health(h.device).late_allocations, 0);
+    harness_close(&h);
+    for (int i = 0; i < 3; i++)
+        free(logits[i]);
 }
 
 TEST(the_type_of_computing_follows_the_weights)

@@ -67,10 +67,19 @@ void cuda_use_graphs(struct device *device, bool on)
     ((struct cuda_device *)device)->options.enforce_eager = !on;
 }
 
+bool cuda_use_chain(struct device *device, bool on)
+{
+    struct cuda_device *d = (struct cuda_device *)device;
+
+    d->chain.tokens = d->chain.fits && on ? DECODE_CHAIN_TOKENS_MAX : 0;
+    return d->chain.fits;
+}
+
 uint32_t cuda_graph_launches(const struct device *device, uint32_t rows)
 {
     const struct cuda_device *d = (const struct cuda_device *)device;
 
+    if (rows == 1 && d->chain.tokens) return d->chain.launches;
     for (uint32_t i = 0; i < d->b.bucket_count; i++)
         if (d->b.buckets[i] >= rows && d->graphs[i]) return d->graph_launches[i];
     return 0;

@@ -16,5 +16,8 @@ enum status cuda_breakdown(struct device *device, uint32_t rows, uint32_t repeat
 /* Steps from here on are replayed as graphs where there is one for their size, or launched one by one. Between steps; a device
  * opened with enforce_eager has no graphs. */
 void cuda_use_graphs(struct device *device, bool on);
+/* Steps of one row from here on take all layers in one launch, or not, whatever was measured. Between steps. Returns whether the
+ * model and the device have that launch; else nothing changes. */
+bool cuda_use_chain(struct device *device, bool on);
 /* Launches in the body's graph of the bucket that holds `rows` decodes; 0: there is none. */
 uint32_t cuda_graph_launches(const struct device *device, uint32_t rows);

@@ -29,6 +29,8 @@ void cuda_free_all(struct cuda_device *d)
 {
     for (uint32_t i = 0; i < CUDA_BUCKETS_MAX; i++)
         if (d->graphs[i]) cudaGraphExecDestroy(d->graphs[i]);
+    if (d->chain.graph) cudaGraphExecDestroy(d->chain.graph);
+    d->chain.graph = NULL, d->chain.fits = false, d->chain.tokens = 0;
     for (uint32_t i = 0; i < CUDA_STEPS_MAX; i++) {
         if (d->flights[i].uploaded) cudaEventDestroy(d->flights[i].uploaded);
         if (d->flights[i].done) cudaEventDestroy(d->flights[i].done);
@@ -144,25 +146,33 @@ static enum status choose_algorithms(struct cuda_device *d, struct error *err)
 
 /* --- graphs --- */
 
-static cudaError_t capture(struct cuda_device *d, uint32_t bucket)
+static cudaError_t capture(struct cuda_device *d, const struct cuda_forward *f,
+                           cudaGraphExec_t *out, uint32_t *launches)
 {
-    uint32_t rows = d->b.buckets[bucket];
-    struct cuda_forward f = {
-        .rows = rows, .decode_rows = rows, .outputs = rows < d->b.outputs ? rows : d->b.outputs};
     cudaGraph_t graph = NULL;
     size_t nodes = 0;
     cudaError_t e = cudaStreamBeginCapture(d->ctx.stream, cudaStreamCaptureModeThreadLocal), inside;
 
     if (e) return e;
-    inside = cuda_forward_run(d, &f);
+    inside = cuda_forward_run(d, f);
     e = cudaStreamEndCapture(d->ctx.stream, &graph);
     if (!e) e = inside;
     if (!e) e = cudaGraphGetNodes(graph, NULL, &nodes);
-    d->graph_launches[bucket] = (uint32_t)nodes;
-    if (!e) e = cudaGraphInstantiate(&d->graphs[bucket], graph, 0);
-    if (!e) e = cudaGraphUpload(d->graphs[bucket], d->ctx.stream);
+    *launches = (uint32_t)nodes;
+    if (!e) e = cudaGraphInstantiate(out, graph, 0);
+    if (!e) e = cudaGraphUpload(*out, d->ctx.stream);
     if (graph) cudaGraphDestroy(graph);
     return e;
+}
+
+/* Once to load its kernels, then for replay. */
+static cudaError_t run_and_capture(struct cuda_device *d, const struct cuda_forward *f,
+                                   cudaGraphExec_t *out, uint32_t *launches)
+{
+    cudaError_t e = cuda_forward_run(d, f);
+
+    if (!e) e = cudaStreamSynchronize(d->ctx.stream);
+    return e || d->options.enforce_eager ? e : capture(d, f, out, launches);
 }
 
 /* The body as steps with a part of a prompt run it, on padding. Which fused product runs depends on the number of rows, and
@@ -225,21 +235,23 @@ static cudaError_t first_pass(struct cuda_device *d)
 
 static enum status capture_graphs(struct cuda_device *d, struct error *err)
 {
+    struct cuda_forward one = {.rows = 1, .decode_rows = 1, .outputs = 1, .chain = true};
     cudaError_t e = first_pass(d);
 
+    if (!e && d->chain.fits) e = cuda_forward_run(d, &one);
+    if (!e) e = cudaStreamSynchronize(d->ctx.stream);
     if (!e) e = cuda_memory_phase(&d->memory, CUDA_PHASE_KERNELS);
     for (uint32_t i = 0; !e && i < d->b.bucket_count; i++) {
         uint32_t rows = d->b.buckets[i];
         struct cuda_forward f = {.rows = rows,
                                  .decode_rows = rows,
                                  .outputs = rows < d->b.outputs ? rows : d->b.outputs};
-        e = cuda_forward_run(d, &f);
-        if (!e) e = cudaStreamSynchronize(d->ctx.stream);
-        if (!e && !d->options.enforce_eager) e = capture(d, i);
+        e = run_and_capture(d, &f, &d->graphs[i], &d->graph_launches[i]);
     }
+    if (!e && d->chain.fits) e = run_and_capture(d, &one, &d->chain.graph, &d->chain.launches);
     if (!e) e = cudaStreamSynchronize(d->ctx.stream);
     return e ? error_set(err, STATUS_DEVICE, "the first pass: %s", cudaGetErrorString(e))
-             : STATUS_OK;
+             : cuda_chain_choose(d, err);
 }
 
 static enum status make_events(struct cuda_device *d, struct error *err)
@@ -323,6 +335,7 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
     if (!st) st = fill_ropes(d, err);
     if (!st) st = after_phase(d, CUDA_PHASE_KERNELS, err);
     if (!st) st = make_tensor_maps(d, err);
+    if (!st) st = cuda_chain_open(d, err);
     if (!st) st = choose_algorithms(d, err);
     if (!st) st = after_phase(d, CUDA_PHASE_LIBRARY, err);
     nvtxRangePop();

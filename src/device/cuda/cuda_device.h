@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "common/context.h"
+#include "decode_chain.h"
 #include "device/cuda/cuda_gemm.h"
 #include "device/cuda/cuda_layout.h"
 #include "device/cuda/cuda_memory.h"
@@ -49,6 +50,14 @@ struct cuda_device {
     uint32_t *gemm_ids;   /* [b.weight_count] */
     uint32_t products_measured; /* choices that the cache on disk did not have */
     cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
+    struct {
+        bool fits;       /* can run this plan's steps of one row */
+        uint32_t tokens; /* does, where the row's sequence has at most so many with it; 0: never */
+        struct decode_chain kernel;
+        struct decode_chain_args args;
+        cudaGraphExec_t graph; /* the body of one row; NULL with enforce_eager */
+        uint32_t launches;     /* in it */
+    } chain;
     uint32_t graph_launches[CUDA_BUCKETS_MAX];
     char name[100], description[160];
     uint64_t memory_bytes; /* all that the GPU has */
@@ -85,10 +94,17 @@ struct cuda_forward {
     const struct prefill_tile *tiles;
     uint32_t tile_count;
     bool has_chunks;    /* segments of several rows */
+    bool chain;         /* all layers in one launch: cuda_chain_takes() said so */
     cudaEvent_t *marks; /* NULL, or [stage_count]: recorded behind each stage */
 };
 /* Enqueues the body, from embedding to logits, on d->ctx.stream. */
 cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f);
+
+/* --- cuda_chain.c: all layers of one row in one launch, where the plan's shape has it and it is faster --- */
+enum status cuda_chain_open(struct cuda_device *d, struct error *err);
+/* Measures both ways, from the longest sequence down, and sets chain.tokens; the graphs are there. */
+enum status cuda_chain_choose(struct cuda_device *d, struct error *err);
+bool cuda_chain_takes(const struct cuda_device *d, uint32_t rows, uint32_t context_tokens);
 
 /* --- cuda_step.c --- */
 cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struct step *step);

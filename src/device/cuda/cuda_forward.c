@@ -386,10 +386,13 @@ cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f
     for (uint32_t i = 0; !e && i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &b->stages[i];
         w.stage = i;
-        nvtxRangePushA(stage_kind_name(s->plan->kind));
+        if (f->chain && i > 1 && s->plan->kind < STAGE_HEAD) continue; /* in the one launch */
+        nvtxRangePushA(f->chain && i == 1 ? "chain" : stage_kind_name(s->plan->kind));
         switch (s->plan->kind) {
         case STAGE_EMBED: e = run_embed(&w, s); break;
-        case STAGE_ATTN_IN: e = run_attn_in(&w, s); break;
+        case STAGE_ATTN_IN:
+            e = f->chain ? decode_chain_run(&d->ctx, &d->chain.args) : run_attn_in(&w, s);
+            break;
         case STAGE_ATTN: e = run_attn(&w, s); break;
         case STAGE_ATTN_OUT:
             e = run_project(&w, s, &s->plan->attn_out, b->attn, b->attn_stride);

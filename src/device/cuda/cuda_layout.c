@@ -120,6 +120,7 @@ struct cuda_driver_memory cuda_driver_memory(const struct device_options *option
 
     if (options->enforce_eager) return m;
     set_buckets(limits, &b);
+    m.graphs = GRAPH_BYTES + 4 * GRAPH_LAUNCH_BYTES; /* of one row in one launch (cuda_chain.c) */
     for (uint32_t i = 0; i < b.bucket_count; i++) {
         uint64_t launches = b.buckets[i] <= CUDA_SKINNY_ROWS ? 5 : 9;
         m.graphs += GRAPH_BYTES + (launches * plan->layers + 4) * GRAPH_LAUNCH_BYTES;

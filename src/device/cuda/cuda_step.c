@@ -269,6 +269,8 @@ cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struc
     const void *rows = pack_rows(step, &p);
     const void *out_rows = pack_outputs(flight, step, &p);
     pack_segments(d, step, &p, &f);
+    f.chain = !f.has_chunks && step->segment_count == 1 &&
+              cuda_chain_takes(d, step->row_count, step_segments(step)[0].context_len);
     int bucket = bucket_of(d, step, &f);
     struct state_rows_args a = {
         .rows = step->row_count,
@@ -303,7 +305,7 @@ cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struc
                               changes.copy_counts[g]);
     if (!e && (step->row_count || step->table_count)) e = state_rows(&d->ctx, &a);
     if (!e && bucket >= 0)
-        e = cudaGraphLaunch(d->graphs[bucket], d->ctx.stream);
+        e = cudaGraphLaunch(f.chain ? d->chain.graph : d->graphs[bucket], d->ctx.stream);
     else if (!e && step->row_count)
         e = cuda_forward_run(d, &f);
     nvtxRangePop();
