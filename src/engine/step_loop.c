@@ -204,7 +204,7 @@ static void note_started(struct engine *e, struct flight *flight)
 
         if (!choice->started) {
             if (choice->number % request->best_of == 0) { /* each prompt counts once */
-                times->cached_tokens += choice->seq.cached;
+                STAGE_ADD(times->cached_tokens, choice->seq.cached);
                 e->totals.cached_tokens += choice->seq.cached;
                 e->totals.computed_tokens += choice->seq.prompt_count - choice->seq.cached;
             }
@@ -212,17 +212,18 @@ static void note_started(struct engine *e, struct flight *flight)
             e->starts++;
             if (!times->scheduled_ns) {
                 __atomic_store_n(&times->scheduled_ns, e->now_ns, __ATOMIC_RELAXED);
-                times->queued_for = seq_hold_name(choice->seq.held);
+                __atomic_store_n(&times->queued_for, seq_hold_name(choice->seq.held),
+                                 __ATOMIC_RELAXED);
             }
         }
         bool prompt = entry->first_position < entry->seq->prompt_count;
 
-        times->prefill_chunks += prompt;
-        times->decode_steps += !prompt;
+        STAGE_ADD(times->prefill_chunks, prompt);
+        STAGE_ADD(times->decode_steps, !prompt);
+        STAGE_ADD(times->batch_rows_sum, planned->row_count);
         record->prompts += prompt;
         record->outputs += entry->output_count;
         record->kv_tokens += entry->first_position + entry->rows;
-        times->batch_rows_sum += planned->row_count;
     }
 }
 
