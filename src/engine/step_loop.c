@@ -10,8 +10,10 @@
 #include "base/log.h"
 #include "engine/engine_state.h"
 #include "base/malloc_count.h"
+#include "base/wake_soon.h"
 
 enum {
+    WAKE_SLICE_US = 200,    /* a turn takes less */
     SWEEP_NS = 20000000,    /* how often deadlines and stalled readers are looked at */
     HEALTH_NS = 1000000000, /* how often a device that says nothing is asked */
     RATE_NS = 250000000,    /* the pace of the waiting list is measured over runs of this length */
@@ -431,6 +433,7 @@ void *step_loop(void *engine)
 
     device_begin_thread(e->device);
     pthread_setname_np(pthread_self(), "inferd-engine");
+    wake_soon(WAKE_SLICE_US);
     malloc_count_watch(&e->late_mallocs);
     for (;;) {
         uint32_t seen = notify_count(e->wake);
