@@ -36,7 +36,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON) # what it is linked with, by dpkg-shlibdeps
-set(CPACK_DEBIAN_PACKAGE_DEPENDS "systemd | systemd-standalone-sysusers, init-system-helpers")
+set(CPACK_DEBIAN_PACKAGE_DEPENDS "systemd | systemd-standalone-sysusers")
 set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
 "Answers the OpenAI API from a GGUF file or a Hugging Face folder, on the CPU
 or an NVIDIA GPU, with continuous batching over a paged KV cache. Comes with

@@ -22,6 +22,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/io_cpus.h"
 #include "cli/keys.h"
 #include "cli/load.h"
 #include "cli/observe_setup.h"
@@ -213,6 +214,8 @@ static enum status start_frontend(struct server *s, struct error *err)
 {
     const struct config *c = s->config;
     struct keys keys;
+    cpu_set_t io_set;
+    const cpu_set_t *io_cpus;
     int http = systemd_socket(&s->systemd, "http"), admin = systemd_socket(&s->systemd, "admin");
 
     if (http < 0) http = systemd_socket(&s->systemd, "inferd.socket"); /* the name without one */
@@ -243,9 +246,11 @@ static enum status start_frontend(struct server *s, struct error *err)
         .zmq_client_keys_file = c->zmq_client_keys_file,
         .version = INFERD_VERSION,
     };
-    enum status st = keys_read(c, s->systemd.credentials, &keys, err);
+    enum status st = io_cpus_read(c, &io_set, &io_cpus, err);
 
+    if (!st) st = keys_read(c, s->systemd.credentials, &keys, err);
     if (st) return st;
+    options.io_cpus = io_cpus;
     reload_fill(c, &options);
     options.api_keys = keys.items;
     options.api_key_count = keys.count;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/place.h"
 #include "frontend/admin.h"
 #include "frontend/call.h"
 #include "frontend/io_thread.h"
@@ -68,17 +69,21 @@ static enum status open_socket(struct frontend *f, struct error *err)
 static enum status start_all(struct frontend *f, struct error *err)
 {
     const struct frontend_options *o = &f->options;
+    struct place place;
     enum status st = o->tls_cert ? tls_load(o->tls_cert, o->tls_key, err) : STATUS_OK;
 
     if (!st) st = open_socket(f, err);
     if (!st) st = text_pool_create(o->text_threads, TEXT_QUEUE_MAX, call_run, &f->pool, err);
     if (!st) st = text_pool_create(1, LONG_QUEUE_MAX, call_run, &f->long_pool, err);
+    place_begin(&place, o->io_cpus);
     for (uint32_t i = 0; !st && i < o->io_threads; i++) {
         f->io_count++;
         st = io_create(f, &f->io[i], i, (o->connections_max + o->io_threads - 1) / o->io_threads,
                        err);
     }
     if (!st && o->zmq_endpoint_count) st = zmq_front_create(f, &f->zmq, err);
+    place_end(&place);
+    f->options.io_cpus = NULL; /* borrowed until here */
     if (!st && (o->admin_path || o->admin_fd)) st = admin_start(f, &f->admin, err); /* asks all */
     return st;
 }

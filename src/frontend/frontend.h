@@ -13,6 +13,7 @@
  * Thread: all functions from the owner's one thread, frontend_busy from any. */
 #pragma once
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -66,6 +67,8 @@ struct frontend_options {
         progress_timeout_s; /* of an engine without progress; 0: 30. The owner probes an idle one */
     uint32_t connections_max; /* over all I/O threads */
     uint32_t io_threads, text_threads;
+    const cpu_set_t *
+        io_cpus; /* processors of I/O and ZeroMQ's threads; NULL: any. Read by frontend_start alone */
     bool vllm_metrics;     /* /metrics under vLLM's names too */
     bool log_prompts;      /* the text of each prompt goes to the log */
     struct tracer *tracer; /* where requests are reported as traces; NULL: nowhere */

@@ -188,6 +188,7 @@ static void turn(struct zmq_front *z, long ms)
     uint32_t taken = 0;
 
     if (z->stuck_count && ms > RETRY_MS) ms = RETRY_MS;
+    if (z->lazy_left && ms > ZMQ_LAZY_MS) ms = ZMQ_LAZY_MS;
     if (zmq_poll(items, z->zap ? 4 : 3, z->again ? 0 : ms) < 0) return; /* EINTR */
     settings_follow(z->frontend, &z->settings);
     if (items[1].revents) drain_eventfd(z->wake_fd);

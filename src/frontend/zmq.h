@@ -33,13 +33,15 @@ enum {
     ZMQ_SEND_HWM = 64, /* messages in the socket per client */
     ZMQ_RECEIVE_HWM = 64,
     ZMQ_ENDPOINT_MAX = 256,
+    ZMQ_LAZY_MS = 1,
 };
 
 struct zmq_client {
     unsigned char id[ZMQ_ID_MAX];
     uint8_t id_len;
     bool dirty, stuck; /* stuck: the socket has no room for it */
-    bool out_failed;   /* no memory for its answers */
+    bool lazy; /* dirty, with nothing but a Started, which waits a moment for what comes after it */
+    bool out_failed; /* no memory for its answers */
     uint64_t hash;
     struct zmq_client *hash_next, *prev, *next;
     struct zmq_call *calls;
@@ -47,7 +49,7 @@ struct zmq_client {
     struct buf out;    /* Responses not yet given to the socket */
     zmq_msg_t pending; /* built from out, not taken by the socket */
     bool has_pending;
-    int64_t stuck_ns, sent_ns;
+    int64_t stuck_ns, sent_ns, lazy_ns;
     struct zmq_client *dirty_next;
 };
 
@@ -93,6 +95,7 @@ struct zmq_front {
     uint32_t opened_here; /* requests of this turn that this thread opened itself */
     pthread_t self;
     struct zmq_client *dirty;         /* with something to send */
+    bool lazy_left;                   /* some of them wait */
     struct zmq_call *again, *orphans; /* orphans: with a text thread, their client gone */
     uint64_t secret;
     struct zmq_blocks blocks; /* memory of messages that have been sent */
@@ -128,6 +131,9 @@ struct zmq_client *zmq_client_open(struct zmq_front *front,
                                    struct slice id); /* found or made; NULL: no memory */
 /* Notes that `out` has something. */
 void zmq_client_touch(struct zmq_front *front, struct zmq_client *client);
+/* The same for a Started: it goes with what comes after it, or alone after ZMQ_LAZY_MS. A message less for those whose answer is
+ * there that soon. */
+void zmq_client_touch_lazily(struct zmq_front *front, struct zmq_client *client);
 bool zmq_client_has_room(const struct zmq_client *client);
 /* Sends what the socket takes, of all clients that were touched. */
 void zmq_client_flush_all(struct zmq_front *front);

@@ -509,7 +509,7 @@ void zmq_call_opened(struct zmq_front *z, struct zmq_call *zc)
         call_show(call);
         call->state = api_stream_is_sse(call->api.stream) ? CALL_STREAM : CALL_WAITING;
         api_stream_begin(call->api.stream, &zc->client->out);
-        zmq_client_touch(z, zc->client);
+        zmq_client_touch_lazily(z, zc->client);
         zmq_call_pump(z, zc);
         return;
     }

@@ -3,6 +3,7 @@ JSON from the first line to the last however the daemon ends, options and variab
 keys of ZeroMQ that change while serving, socket files after every kind of end."""
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -152,7 +153,8 @@ def test_a_reload_tells_its_options_as_a_list_and_its_certificate(start, tmp_pat
     (["--zmq-listen", "tcp://127.0.0.1:99999"], "1 to 65535"), (["--zmq-listen", "ipc://"], "ipc://PATH"),
     (["--otlp-headers", "foo"], "--otlp-headers"), (["--otlp-headers", "a=b,c"], "--otlp-headers"),
     (["--otlp-headers", "=b"], "--otlp-headers"), (["--otlp-headers", "a b=c"], "--otlp-headers"),
-    (["--otlp-resource-attributes", "x"], "--otlp-resource-attributes")])
+    (["--otlp-resource-attributes", "x"], "--otlp-resource-attributes"), (["--io-cpu-set", "a"], "--io-cpu-set"),
+    (["--io-cpu-set", "1000"], "--io-cpu-set")])
 def test_options_without_a_meaning_are_refused(options, words):
     done = serve(model_path(), "--port", "0", "--device", "null", *options)
     assert done.returncode == 1 and words in done.stderr, done.stderr
@@ -162,6 +164,22 @@ def test_a_number_of_threads_says_what_it_may_be():
     for flag in ("--threads", "--threads-batch"):
         done = serve(model_path(), flag, "257")
         assert done.returncode == 2 and f"{flag} is 257; it must be 0 to 256" in done.stderr
+
+
+def test_the_threads_of_a_round_trip_stay_on_their_processors(start):
+    """Those that are named and no others; also the thread that libzmq starts by itself."""
+    mine = sorted(os.sched_getaffinity(0))
+    daemon = start(zmq="tcp://127.0.0.1:*", extra=["--io-cpu-set", mine[-1]])
+    places = {}
+    for task in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir():
+        places.setdefault((task / "comm").read_text().strip(), set()).update(os.sched_getaffinity(int(task.name)))
+    bound = {"inferd-io", "inferd-zmq", "ZMQbg/IO/0", "inferd-engine"}
+    assert bound < set(places) and {"inferd", "inferd-text", "inferd-device"} < set(places)
+    for name, where in places.items():
+        if name in bound:
+            assert where == {mine[-1]}, name
+        elif not name.startswith("ZMQbg"):
+            assert where == set(mine), name
 
 
 def test_unknown_variables_are_told_and_slips_refused(start):
