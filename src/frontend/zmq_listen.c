@@ -1,5 +1,4 @@
 /* zmq_listen.c - where ZeroMQ clients come in: endpoints, and the socket files that are to go with them. */
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,8 @@
 #include "base/log.h"
 #include "frontend/listen.h"
 #include "frontend/zmq.h"
+
+enum { SUN_PATH_MAX = sizeof((struct sockaddr_un *)0)->sun_path };
 
 /* The socket file of an endpoint; NULL: it has none. */
 static const char *path_of(const char *endpoint)
@@ -44,6 +45,11 @@ static enum status check_endpoint(const char *wanted, struct error *err)
 {
     const char *rest = wanted + 6, *colon;
 
+    if (strlen(wanted) >= ZMQ_ENDPOINT_MAX)
+        return error_set(err, STATUS_INVALID,
+                         "--zmq-listen is '%.100s...'; it must have at most %d characters", wanted,
+                         ZMQ_ENDPOINT_MAX - 1);
+
     if (strncmp(wanted, "ipc://", 6) == 0)
         return *rest && strcmp(rest, "*") != 0
                    ? STATUS_OK
@@ -68,11 +74,11 @@ static enum status check_endpoint(const char *wanted, struct error *err)
 static void make_absolute(const char *wanted, char out[ZMQ_ENDPOINT_MAX])
 {
     const char *path = path_of(wanted);
-    char here[PATH_MAX];
+    char here[SUN_PATH_MAX]; /* of a longer one the address would have no room */
 
     snprintf(out, ZMQ_ENDPOINT_MAX, "%s", wanted);
     if (!path || *path == '/' || !getcwd(here, sizeof here)) return;
-    if (strlen(here) + 1 + strlen(path) < sizeof((struct sockaddr_un *)0)->sun_path)
+    if (strlen(here) + 1 + strlen(path) < sizeof here)
         snprintf(out, ZMQ_ENDPOINT_MAX, "ipc://%s/%s", strcmp(here, "/") == 0 ? "" : here, path);
 }
 
