@@ -64,13 +64,16 @@ __device__ __forceinline__ void load_tile(const struct attention_args &a, const 
     }
 }
 
-/* The last eight tokens may hold anything past `end`: 0 * NaN must not reach the sum. */
+/* The last eight tokens may hold anything past `end`: 0 * NaN must not reach the sum. Each thread cleans the pieces that it asked
+ * for itself in load_tile, once they are there, so that no other's writes need be waited for. */
 template <typename T, int D> __device__ __forceinline__ void clean_tail(T *v, int valid_tokens)
 {
+    constexpr int PER_BLOCK = 2 * D; /* pieces of 16 bytes: eight tokens of a dim */
     const int eight = valid_tokens / 8, from = valid_tokens % 8;
     if (from == 0 || eight >= TOKENS / 8) return;
-    for (int c = threadIdx.x; c < D * 8; c += THREADS)
-        if (c % 8 >= from) v[eight * D * 8 + c] = from_float<T>(0.f);
+    for (int c = threadIdx.x; c < PER_BLOCK; c += THREADS)
+        for (int e = from; c / D == eight % 2 && e < 8; e++)
+            v[(eight / 2 * PER_BLOCK + c) * 8 + e] = from_float<T>(0.f);
 }
 
 template <typename T, int D>
@@ -132,14 +135,12 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (int j = j_first; j <= j_last; j++) {
         T *const k = sm + ((j - j_first) & 1) * S::STAGE, *const v = k + S::K_ELEMENTS;
         cp_async_wait<0>();
+        if (j == j_last) clean_tail<T, D>(v, end - j * TOKENS);
         __syncthreads(); /* tile j is here, and everyone has left the other buffer */
         if (j < j_last) {
             T *next = sm + ((j - j_first + 1) & 1) * S::STAGE;
             load_tile<T, D>(a, table, kv_head, j + 1, begin, end, next, next + S::K_ELEMENTS);
             cp_async_commit();
-        } else {
-            clean_tail<T, D>(v, end - j * TOKENS);
-            __syncthreads();
         }
 
         {

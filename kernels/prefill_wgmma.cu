@@ -91,14 +91,6 @@ __device__ __forceinline__ bool next_item(const params &p, uint32_t round, struc
 
 /* --- the loading group --- */
 
-__device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap *map, uint64_t *bar,
-                                         int dim, int record)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst),
-                 "l"(map), "r"(smem_addr(bar)), "r"(dim), "r"(0), "r"(record)
-                 : "memory");
-}
 __device__ __forceinline__ void copy_bytes(uint32_t dst, const void *src, uint64_t *bar,
                                            uint32_t bytes)
 {
@@ -134,7 +126,7 @@ __device__ __forceinline__ void load_kv(const params &p, const CUtensorMap *map,
             if (lane == 0) mbarrier_expect(&bar->k_full[stage], S::K_BYTES);
             __syncwarp();
             if (slab < S::SLABS)
-                copy_box(k_dst + stage * S::K_BYTES, map, &bar->k_full[stage], slab * 64, which);
+                copy_box(k_dst + stage * S::K_BYTES, map, &bar->k_full[stage], slab * 64, 0, which);
         };
         int now = record(w.j_first), next = record(w.j_first + 1);
         load_k(now, at);
@@ -491,7 +483,7 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct attention_
 
     if (!records || records > INT32_MAX || (uint64_t)tile_count * a.kv_heads > INT32_MAX)
         return cudaErrorInvalidValue;
-    cudaError_t e = tensor_map_3d(&map, ctx->type, a.kv, dims, strides, box);
+    cudaError_t e = tensor_map_3d(&map, ctx->type, a.kv, dims, strides, box, true);
     if (!e)
         e = cudaFuncSetAttribute(prefill_wgmma_kernel<T, D>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED);

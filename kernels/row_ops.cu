@@ -1,4 +1,5 @@
 /* row_ops.cu - see row_ops.h. All are bound by memory; at few rows by their launch. */
+#include "common/activation.cuh"
 #include "common/launch.cuh"
 #include "kv_layout.h"
 #include "row_ops.h"
@@ -94,13 +95,6 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ s
         *(uint2 *)(y + i) = make_uint2(pack2<T>(v[k].x * inv * g.x, v[k].y * inv * g.y),
                                        pack2<T>(v[k].z * inv * g.z, v[k].w * inv * g.w));
     }
-}
-
-__device__ __forceinline__ float activate(float v, int act)
-{
-    if (act == 0) return v / (1.f + __expf(-v));
-    const float u = 0.7978845608f * (v + 0.044715f * v * v * v);
-    return 0.5f * v * (1.f + tanhf(u));
 }
 
 template <typename T>

@@ -625,7 +625,8 @@ uint32_t shared_bytes(uint32_t vocab_rows)
 
 bool sample_cluster_fits(const struct kernel_context *ctx, uint32_t vocab_rows)
 {
-    return ctx->capability >= 90 && shared_bytes(vocab_rows) <= SHARED_MAX;
+    return ctx->capability >= 90 && ctx->clusters[CLUSTER] &&
+           shared_bytes(vocab_rows) <= SHARED_MAX;
 }
 
 cudaError_t sample_cluster_rows(const struct kernel_context *ctx, const struct sample_args &args)

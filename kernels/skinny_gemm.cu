@@ -16,9 +16,9 @@
  * Measured H200, November 2026, cold, chained in a graph, M = 1, share of the same run's read rate (4,637 GB/s): 6144x4096
  *          14.5 us 0.75; 4096x4096 9.9 us 0.73; 28672x4096 53.5 us 0.95; 4096x14336 28.4 us 0.89; 128256x4096 228 us
  *          1.00; by `bench kernels`. */
-#include <cuda.h>
-
+#include "common/activation.cuh"
 #include "common/launch.cuh"
+#include "common/tensor_map.h"
 #include "kv_layout.h"
 #include "skinny_gemm.h"
 
@@ -52,13 +52,6 @@ template <int NT, int RT> struct reduce_buffer {
     float sum[2][RT][WARPS][NT * 8][17];
     float row_ss[NT * 8][WARPS], factor[NT * 8];
 };
-
-__device__ __forceinline__ float activate(float v, int act)
-{
-    if (act == 0) return v / (1.f + __expf(-v));
-    const float u = 0.7978845608f * (v + 0.044715f * v * v * v);
-    return 0.5f * v * (1.f + tanhf(u));
-}
 
 /* Where element k of row m of x lies in shared memory: lane (r = m % 8, q) of the mma wants columns q*16 + j*8 .. +7
  * of a block of 64 as one 16-byte read. */
@@ -564,33 +557,16 @@ extern "C" bool skinny_gemm_fits(const struct kernel_context *ctx, uint32_t M, u
 extern "C" cudaError_t skinny_weight_init(struct skinny_weight *out, const void *W, uint32_t N,
                                           uint32_t K, enum kernel_type type)
 {
-    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                  const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    void *fn = NULL;
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
-                                                     cudaEnableDefault, &found);
     CUtensorMap map;
 
-    if (e) return e;
-    if (found != cudaDriverEntryPointSuccess || !fn) return cudaErrorNotSupported;
     if (K % 64 || !N) return cudaErrorInvalidValue;
     out->N = N;
     out->K = K;
     out->blocks = stage_blocks(K);
-    const cuuint64_t dims[3] = {64, N, K / 64};
-    const cuuint64_t strides[2] = {(cuuint64_t)K * 2, 128};
-    const cuuint32_t box[3] = {64, 16, out->blocks}, steps[3] = {1, 1, 1};
-    CUresult result = ((encode_fn)fn)(
-        &map,
-        type == KERNEL_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
-        (void *)W, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        /* promotion fetches the neighbouring 128 bytes too early: 8 % slower on whole tiles */
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) return cudaErrorInvalidValue;
+    const uint64_t dims[3] = {64, N, K / 64}, strides[2] = {K * 2ull, 128};
+    const uint32_t box[3] = {64, 16, out->blocks};
+    cudaError_t e = tensor_map_3d(&map, type, W, dims, strides, box, false);
+    if (e) return e;
     memcpy(out->map, &map, sizeof map);
     return cudaSuccess;
 }

@@ -19,15 +19,19 @@ extern "C" {
 
 enum kernel_type { KERNEL_BF16, KERNEL_F16 }; /* of weights, activations and KV */
 
+enum { CLUSTER_MAX = 8 }; /* blocks, that every device with clusters can place somewhere */
+
 struct kernel_context {
     cudaStream_t stream;
     int sm_count;
     int capability; /* 90: code for sm_90a runs, with TMA and programmatic dependent launch; else 80 */
     bool pdl;
     enum kernel_type type;
+    /* [n]: how many clusters of n blocks, of one block per SM, the device holds at once; 0: none */
+    uint16_t clusters[CLUSTER_MAX + 1];
 };
 
-/* Fills sm_count, capability and pdl of the current device; the rest is zeroed. */
+/* Fills sm_count, capability, pdl and clusters of the current device; the rest is zeroed. */
 cudaError_t kernel_context_init(struct kernel_context *ctx);
 
 #ifdef __cplusplus

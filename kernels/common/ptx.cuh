@@ -143,6 +143,15 @@ __device__ __forceinline__ void cluster_sync()
                      : "memory");
 #endif
 }
+/* The same, but nothing written is handed over: who only must not go too early need not wait for writes. */
+__device__ __forceinline__ void cluster_meet()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
+                 "barrier.cluster.wait.aligned;" ::
+                     : "memory");
+#endif
+}
 /* Where the same variable lies in another block of the cluster. */
 template <typename P> __device__ __forceinline__ P *cluster_peer(P *p, uint32_t rank)
 {

@@ -25,7 +25,7 @@ encode_fn find_encode()
 
 extern "C" cudaError_t tensor_map_3d(CUtensorMap *out, enum kernel_type type, const void *base,
                                      const uint64_t dims[3], const uint64_t strides[2],
-                                     const uint32_t box[3])
+                                     const uint32_t box[3], bool promote)
 {
     static const encode_fn encode = find_encode();
     const cuuint64_t d[3] = {dims[0], dims[1], dims[2]}, s[2] = {strides[0], strides[1]};
@@ -36,6 +36,7 @@ extern "C" cudaError_t tensor_map_3d(CUtensorMap *out, enum kernel_type type, co
         out,
         type == KERNEL_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
         (void *)base, d, s, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        promote ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

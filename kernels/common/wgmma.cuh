@@ -50,6 +50,15 @@ __device__ __forceinline__ void fence_proxy_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+/* A box of a tensor map to shared memory; unlike tma_load_3d for what is read again. */
+__device__ __forceinline__ void copy_box(uint32_t dst, const void *map, uint64_t *bar, int c0,
+                                         int c1, int c2)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst),
+                 "l"(map), "r"(smem_addr(bar)), "r"(c0), "r"(c1), "r"(c2)
+                 : "memory");
+}
 /* Registers of a warp, given back or taken: all warps of the group. */
 template <int COUNT> __device__ __forceinline__ void registers_shrink()
 {
@@ -78,7 +87,11 @@ __device__ __forceinline__ void wgmma_rs(float (&c)[N / 2], const uint32_t *a, u
 /* clang-format off: lists of operands */
 #define WGMMA_4(c, i)  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define WGMMA_16(c, i) WGMMA_4(c, i), WGMMA_4(c, i + 4), WGMMA_4(c, i + 8), WGMMA_4(c, i + 12)
+#define WGMMA_8(c, i)  WGMMA_4(c, i), WGMMA_4(c, i + 4)
 #define WGMMA_32(c, i) WGMMA_16(c, i), WGMMA_16(c, i + 16)
+#define WGMMA_LIST_32  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define WGMMA_LIST_48 \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
 #define WGMMA_LIST_64                                                                        \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
     "%24,%25,%26,%27,%28,%29,%30,%31"
@@ -89,6 +102,11 @@ __device__ __forceinline__ void wgmma_rs(float (&c)[N / 2], const uint32_t *a, u
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"       \
     "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46," \
     "%47"
+#define WGMMA_LIST_112                                                                             \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"       \
+    "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46," \
+    "%47,"                                                                                         \
+    "%48,%49,%50,%51,%52,%53,%54,%55"
 #define WGMMA_LIST_128                                                                             \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"       \
     "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46," \
@@ -127,6 +145,17 @@ __device__ __forceinline__ void wgmma_rs(float (&c)[N / 2], const uint32_t *a, u
                      : __VA_ARGS__                                                                \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));             \
     }
+WGMMA_SS(__nv_bfloat16, "bf16", 32, "%16", "%17", "%18", WGMMA_16(c, 0))
+WGMMA_SS(__half, "f16", 32, "%16", "%17", "%18", WGMMA_16(c, 0))
+WGMMA_SS(__nv_bfloat16, "bf16", 48, "%24", "%25", "%26", WGMMA_16(c, 0), WGMMA_8(c, 16))
+WGMMA_SS(__half, "f16", 48, "%24", "%25", "%26", WGMMA_16(c, 0), WGMMA_8(c, 16))
+WGMMA_SS(__nv_bfloat16, "bf16", 80, "%40", "%41", "%42", WGMMA_32(c, 0), WGMMA_8(c, 32))
+WGMMA_SS(__half, "f16", 80, "%40", "%41", "%42", WGMMA_32(c, 0), WGMMA_8(c, 32))
+WGMMA_SS(__nv_bfloat16, "bf16", 96, "%48", "%49", "%50", WGMMA_32(c, 0), WGMMA_16(c, 32))
+WGMMA_SS(__half, "f16", 96, "%48", "%49", "%50", WGMMA_32(c, 0), WGMMA_16(c, 32))
+WGMMA_SS(__nv_bfloat16, "bf16", 112, "%56", "%57", "%58", WGMMA_32(c, 0), WGMMA_16(c, 32),
+         WGMMA_8(c, 48))
+WGMMA_SS(__half, "f16", 112, "%56", "%57", "%58", WGMMA_32(c, 0), WGMMA_16(c, 32), WGMMA_8(c, 48))
 WGMMA_SS(__nv_bfloat16, "bf16", 64, "%32", "%33", "%34", WGMMA_32(c, 0))
 WGMMA_SS(__half, "f16", 64, "%32", "%33", "%34", WGMMA_32(c, 0))
 WGMMA_SS(__nv_bfloat16, "bf16", 128, "%64", "%65", "%66", WGMMA_32(c, 0), WGMMA_32(c, 32))

@@ -10,6 +10,7 @@
 #include "bench/cuda_bench_parts.h"
 #include "device/cuda/cuda_gemm.h"
 #include "kv_layout.h"
+#include "medium_gemm.h"
 #include "sample.h"
 #include "skinny_gemm.h"
 
@@ -111,6 +112,102 @@ static void skinny_cases(struct kernel_bench *b)
         skinny_case(b, "33B gate_up", 38400, 7168, Ms[i], true, SKINNY_GLU);
         skinny_case(b, "33B down", 7168, 19200, Ms[i], false, SKINNY_RESIDUAL);
     }
+}
+
+/* --- products of up to 64 rows --- */
+
+struct medium_job {
+    struct kernel_bench *b;
+    struct medium_weight weights[ITEMS_MAX];
+    uint32_t weight_count;
+    struct medium_args args;
+};
+
+static cudaError_t medium_body(void *arg, uint32_t i)
+{
+    struct medium_job *j = arg;
+
+    j->args.weight = &j->weights[i % j->weight_count];
+    return medium_gemm(j->b->ctx, &j->args);
+}
+
+/* shape: NULL: the one that the rule picks. */
+static void medium_case(struct kernel_bench *b, const char *what, uint32_t N, uint32_t K,
+                        uint32_t M, enum medium_epilogue epilogue, const struct medium_shape *shape)
+{
+    static struct medium_job j;
+    uint64_t bytes = 2ull * N * K;
+    struct medium_shape is;
+    char name[96];
+
+    if (shape)
+        is = *shape;
+    else if (!medium_shapes(b->ctx, N, K, &is, 1))
+        return;
+    snprintf(name, sizeof name, "%s %s %ux%u M %u, %u/%u/%u", shape ? "cut" : "medium", what, N, K,
+             M, is.tile, is.splits, is.share);
+    if ((b->o->only && !strstr(name, b->o->only)) || !medium_gemm_fits(b->ctx, M, N, K)) return;
+    j = (struct medium_job){.b = b};
+    j.weight_count = (uint32_t)(COLD_BYTES / bytes) + 1;
+    if (j.weight_count > ITEMS_MAX) j.weight_count = ITEMS_MAX;
+    for (uint32_t i = 0; i < j.weight_count; i++)
+        if (medium_weight_init(&j.weights[i], b->ctx, b->pool + i * bytes, N, K, &is)) return;
+    j.args = (struct medium_args){.M = M,
+                                  .x = b->small,
+                                  .x_stride = K,
+                                  .epilogue = epilogue,
+                                  .scale = 1,
+                                  .y = b->small + (128 << 20),
+                                  .y_stride = epilogue == MEDIUM_GLU ? N / 2 : N};
+    if (epilogue != MEDIUM_RESIDUAL) {
+        j.args.norm_sums = (float *)(b->small + (64 << 20));
+        j.args.norm_tiles = 32, j.args.norm_cols = K;
+    } else {
+        j.args.next_gain = (float *)(b->small + (64 << 20)), j.args.h = b->small + (192 << 20);
+        j.args.h_stride = N, j.args.sums = (float *)(b->small + (224 << 20));
+    }
+    report(b, name,
+           bench_graph_us(b->ctx, medium_body, &j, j.weight_count < 16 ? 16 : j.weight_count),
+           (double)bytes, 0);
+}
+
+static const struct medium_product {
+    const char *what;
+    uint32_t N, K;
+    enum medium_epilogue epilogue;
+} medium_products[] = {
+    {"8B qkv", 6144, 4096, MEDIUM_STORE},     {"8B o", 4096, 4096, MEDIUM_RESIDUAL},
+    {"8B gate_up", 28672, 4096, MEDIUM_GLU},  {"8B down", 4096, 14336, MEDIUM_RESIDUAL},
+    {"8B head", 128256, 4096, MEDIUM_LOGITS}, {"7B qkv", 4608, 3584, MEDIUM_STORE},
+    {"7B gate_up", 37888, 3584, MEDIUM_GLU},  {"7B down", 3584, 18944, MEDIUM_RESIDUAL},
+    {"33B gate_up", 38400, 7168, MEDIUM_GLU}, {"33B down", 7168, 19200, MEDIUM_RESIDUAL},
+    {"135M qkv", 960, 576, MEDIUM_STORE},     {"135M o", 576, 576, MEDIUM_RESIDUAL},
+    {"135M gate_up", 3072, 576, MEDIUM_GLU},  {"135M down", 576, 1536, MEDIUM_RESIDUAL},
+    {"135M head", 49152, 576, MEDIUM_LOGITS},
+};
+
+static void medium_cases(struct kernel_bench *b)
+{
+    for (size_t i = 0; i < sizeof medium_products / sizeof *medium_products; i++) {
+        const struct medium_product *p = &medium_products[i];
+        for (uint32_t M = 16; M <= 64; M *= 2)
+            medium_case(b, p->what, p->N, p->K, M, p->epilogue, NULL);
+    }
+}
+
+/* Every cut, where `--only cut...` asks for it: what the rule is made from. */
+static void cut_cases(struct kernel_bench *b)
+{
+    for (size_t i = 0; i < sizeof medium_products / sizeof *medium_products; i++)
+        for (uint32_t n = 0; n < 7 * CLUSTER_MAX * 3; n++) {
+            const struct medium_product *p = &medium_products[i];
+            struct medium_shape shape = {64 + n / 3 / CLUSTER_MAX * 32, n / 3 % CLUSTER_MAX + 1,
+                                         1u << n % 3};
+            uint32_t blocks = (p->N + shape.tile - 1) / shape.tile * shape.splits;
+            if (shape.splits * shape.share <= CLUSTER_MAX && blocks >= 90 &&
+                (blocks <= 140 || shape.splits == 1))
+                medium_case(b, p->what, p->N, p->K, 64, p->epilogue, &shape);
+        }
 }
 
 /* --- products of the library --- */
@@ -378,6 +475,8 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
     if (!e) e = cudaStreamSynchronize(ctx->stream);
     if (e) return error_set(err, STATUS_DEVICE, "kernels: %s", cudaGetErrorString(e));
     skinny_cases(&b);
+    medium_cases(&b);
+    if (o->only && !strncmp(o->only, "cut", 3)) cut_cases(&b);
     library_cases(&b);
     static const uint32_t shapes[][2] = {{1, 1024},  {1, 2048},  {1, 8192},  {1, 32768},
                                          {8, 2048},  {16, 1024}, {64, 1024}, {64, 2048},

@@ -13,7 +13,8 @@ enum {
     SWEEP_NS = 20000000,     /* how often engine/ looks again while some wait */
     LOGITS_ROWS_MIN = 64,    /* as in planner/ */
     CALIBRATION_DECODES = 4, /* as in engine/calibrate.c */
-    TOKEN_MASK = 0xffff,     /* made-up ids */
+    CALIBRATION_STEPS = 32,
+    TOKEN_MASK = 0xffff, /* made-up ids */
 };
 #define NEVER INT64_MAX
 
@@ -95,7 +96,8 @@ static void calibrate(const struct sim *s, struct sched *sched)
         most = s->limits.context_tokens > CALIBRATION_DECODES
                    ? s->limits.context_tokens - CALIBRATION_DECODES
                    : 1;
-    for (uint32_t kind = 0; !cost_model_ready(sched_cost_model(sched)); kind = (kind + 1) % 3) {
+    for (uint32_t kind = 0; sched_cost_model(sched)->observed < CALIBRATION_STEPS;
+         kind = (kind + 1) % 3) {
         uint32_t prompt = kind == 0 ? most / 16 + 1 : kind == 1 ? most / 4 + 1 : most;
 
         for (uint32_t i = 0; i <= CALIBRATION_DECODES; i++) {

@@ -8,7 +8,7 @@
 #include "base/slice.h"
 #include "bench/log_line.h"
 
-enum { TRACE_BYTES_MAX = 1 << 30, TOKENS_MAX = 16777216 };
+enum { TRACE_BYTES_MAX = 1 << 30, TOKENS_MAX = 16777216, CACHED_PREFIX = 1 };
 
 void trace_fini(struct trace *t)
 {
@@ -151,7 +151,8 @@ enum status trace_write(const struct trace *t, FILE *to, struct error *err)
 
 /* --- the daemon's log --- */
 
-static bool parse_done(const char *text, struct trace_item *out)
+/* The first of `choices` alike; 0: the line tells no arrival. */
+static uint32_t parse_done(const char *text, struct trace_item *out)
 {
     struct log_line line;
     bool usable;
@@ -159,14 +160,34 @@ static bool parse_done(const char *text, struct trace_item *out)
     if (!log_line_read(text, &line)) return false;
     double total_ms = log_line_number(&line, "total_ms", -1),
            prompt = log_line_number(&line, "prompt_tokens", 0),
-           completion = log_line_number(&line, "completion_tokens", 0);
-    usable = line.time_s >= 0 && total_ms >= 0 && prompt >= 1 && completion >= 1;
+           cached = log_line_number(&line, "cached_tokens", 0),
+           completion = log_line_number(&line, "completion_tokens", 0),
+           choices = log_line_number(&line, "choices", 1);
+    usable = line.time_s >= 0 && total_ms >= 0 && prompt >= 1 && completion >= 1 && choices >= 1 &&
+             cached >= 0 && cached <= prompt;
     if (usable)
         *out = (struct trace_item){.arrival_s = line.time_s - total_ms * 1e-3,
                                    .prompt_tokens = (uint32_t)prompt,
-                                   .max_tokens = (uint32_t)completion};
+                                   .max_tokens = (uint32_t)(completion / choices + 0.5),
+                                   .prefix_id = cached > 0 ? CACHED_PREFIX : 0,
+                                   .prefix_tokens = (uint32_t)cached};
     log_line_fini(&line);
-    return usable;
+    if (usable && out->max_tokens < 1) out->max_tokens = 1;
+    return usable ? (uint32_t)choices : 0;
+}
+
+/* Several choices share their whole prompt, and with nobody else. */
+static enum status add_choices(struct trace *trace, struct trace_item item, uint32_t choices)
+{
+    enum status st = STATUS_OK;
+
+    if (choices > 1) {
+        item.prefix_id = CACHED_PREFIX + 1 + trace->count;
+        item.prefix_tokens = item.prompt_tokens;
+    }
+    for (uint32_t i = 0; !st && i < choices; i++)
+        st = trace_add(trace, &item);
+    return st;
 }
 
 enum status trace_from_log(FILE *log, struct trace *out, struct error *err)
@@ -177,8 +198,10 @@ enum status trace_from_log(FILE *log, struct trace *out, struct error *err)
     size_t cap = 0;
     enum status st = STATUS_OK;
 
-    while (!st && getline(&line, &cap, log) >= 0)
-        if (parse_done(line, &item)) st = trace_add(&trace, &item);
+    while (!st && getline(&line, &cap, log) >= 0) {
+        uint32_t choices = parse_done(line, &item);
+        if (choices) st = add_choices(&trace, item, choices);
+    }
     free(line);
     if (st) {
         trace_fini(&trace);

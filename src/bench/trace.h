@@ -34,7 +34,9 @@ enum status trace_read(const char *path, struct trace *out, struct error *err);
 enum status trace_write(const struct trace *trace, FILE *to, struct error *err);
 
 /* The arrivals that a daemon's log tells ("request done" lines, which carry time, duration and token counts; timestamps must be on).
- * Other lines are passed over. The first arrival is time 0. max_tokens is what the answer had. Errors: STATUS_NOT_FOUND (no such
+ * Other lines are passed over. The first arrival is time 0. max_tokens is what the answer had. A request of several choices becomes as many
+ * arrivals that share their prompt. What was cached is told as a beginning shared by all that had something cached (prefix 1): with whom
+ * they shared it the log does not say. Errors: STATUS_NOT_FOUND (no such
  * line), STATUS_NOMEM. */
 enum status trace_from_log(FILE *log, struct trace *out, struct error *err);
 

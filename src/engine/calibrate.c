@@ -2,13 +2,13 @@
  *
  * Prompts of three lengths in slot 0, each followed by four decoding rows, as a scheduler would plan them; what they write lies in blocks that
  * are free again afterwards. The first step of each kind is not counted: it may pay for things that happen once. It ends when the cost model
- * has seen enough, or the time is over. */
+ * has seen STEPS, some of each kind, or the time is over. */
 #include <stdio.h>
 
 #include "base/clock.h"
 #include "engine/engine_state.h"
 
-enum { DECODES = 4, KINDS = 3, ROUNDS_MAX = 12 };
+enum { DECODES = 4, KINDS = 3, ROUNDS_MAX = 12, STEPS = 32 };
 
 static int64_t patience_ns(const struct engine *e)
 {
@@ -120,7 +120,7 @@ enum status calibrate(struct engine *e, struct error *err)
                             : kind == 1 ? most / 4 + 1
                                         : most;
 
-            if (clock_mono_ns() >= end_ns || cost_model_ready(sched_cost_model(e->sched)))
+            if (clock_mono_ns() >= end_ns || sched_cost_model(e->sched)->observed >= STEPS)
                 return STATUS_OK;
             st = run_prompt(e, rows, round > 0, err);
         }

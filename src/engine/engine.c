@@ -463,7 +463,7 @@ void engine_first_token(struct engine *e, const struct engine_request *er)
     if (!er->limit_ns || er->predicted_ns < 0) return;
     forecast_margin_learn(&e->margin, er->kind, er->predicted_ns, er->limit_ns,
                           e->now_ns - er->request->times.submitted_ns);
-    atomic_store(&e->published.margin[er->class], e->margin.factor[er->kind]);
+    atomic_store(&e->published.margin[er->kind], e->margin.factor[er->kind]);
 }
 
 static enum status refuse(struct engine *e, struct engine_request *er, enum status st)
@@ -597,6 +597,7 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
         .seqs_blocked = atomic_load(&p->seqs_blocked),
         .kv_blocks_total = atomic_load(&p->kv_blocks_total),
         .kv_blocks_used = atomic_load(&p->kv_blocks_used),
+        .kv_usage = 1e-6 * atomic_load(&p->kv_usage_ppm),
         .step_rows_sum = atomic_load(&p->step_rows_sum),
         .step_ns_sum = atomic_load(&p->step_ns_sum),
         .host_ns_sum = atomic_load(&p->host_ns_sum),

@@ -98,6 +98,8 @@ struct engine_stats {
     uint32_t seqs_running, seqs_waiting, seqs_blocked;
     uint32_t kv_blocks_total,
         kv_blocks_used; /* used: by sequences; blocks kept for later prompts are not */
+    double
+        kv_usage; /* share of blocks used, in the KV group (plan.h) that has the smallest part left */
     uint64_t kv_places,
         kv_tokens;          /* of the blocks that sequences hold: places, and tokens in them */
     uint64_t step_rows_sum; /* rows over all steps */

@@ -74,7 +74,7 @@ struct published {
     _Atomic uint32_t held;
     _Atomic uint64_t requests_finished, requests_aborted, requests_failed;
     _Atomic uint32_t seqs_running, seqs_waiting, seqs_blocked;
-    _Atomic uint32_t kv_blocks_total, kv_blocks_used;
+    _Atomic uint32_t kv_blocks_total, kv_blocks_used, kv_usage_ppm;
     _Atomic uint64_t step_rows_sum, step_ns_sum, host_ns_sum;
     _Atomic uint64_t preemptions, recomputed_tokens, prefix_evictions;
     _Atomic uint32_t prefix_blocks, prefix_pinned, flooding;

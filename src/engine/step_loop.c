@@ -383,6 +383,7 @@ void step_loop_publish(struct engine *e)
     atomic_store_explicit(&e->published.seqs_blocked, counts.blocked, memory_order_relaxed);
     atomic_store_explicit(&e->published.kv_blocks_used, counts.kv_blocks_used,
                           memory_order_relaxed);
+    atomic_store_explicit(&e->published.kv_usage_ppm, counts.kv_usage_ppm, memory_order_relaxed);
 }
 
 /* --- the loop ------------------------------------------------------------------------------------------------- */

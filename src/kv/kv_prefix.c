@@ -373,6 +373,9 @@ void kv_prefix_dropped(struct kv_prefix *p, uint32_t group, uint32_t block)
         return;
     if (has_window(p, group)) {
         enlist(p, group, block, LIST_IDLE);
+        /* of a pinned one that nobody uses: it got the block from another just now */
+        if (p->entries[line->entry].list == LIST_PINNED && p->entries[line->entry].keeps_window)
+            keep_window(p, line->entry, true);
         return;
     }
     if (line->pinned_s && line->pinned_s <= p->now_s) unpin(p, block);

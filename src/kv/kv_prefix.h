@@ -75,7 +75,7 @@ struct kv_chain kv_prefix_chain_of(const struct kv_prefix *prefix, const struct 
 bool kv_prefix_put(struct kv_prefix *prefix, struct kv_chain *chain, const int32_t *tokens,
                    const struct kv_seq *seq, uint32_t index, uint32_t owner);
 /* The entry gets the blocks that it lacks in groups with a window, of those that seq holds at `index` and no entry has. They must hold
- * what the entry stands for, or be PENDING with it. */
+ * what the entry stands for, or be PENDING with it. A sequence that does not hold the entry's name must be dropped next. */
 void kv_prefix_complete(struct kv_prefix *prefix, uint32_t entry, const struct kv_seq *seq,
                         uint32_t index);
 /* Step seq_no computes the rest of the entry. false: the owner is another, and nothing happens. */

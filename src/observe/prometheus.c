@@ -200,8 +200,7 @@ static void put_engine(struct buf *out, const struct engine_stats *e)
     single(out, "flooding_keys", "gauge",
            "API keys held back because they take much more than their share.", e->flooding);
     family(out, "kv_cache_usage_ratio", "gauge", "Share of KV blocks that sequences hold.");
-    buf_printf(out, "inferd_kv_cache_usage_ratio %.6f\n",
-               e->kv_blocks_total ? (double)e->kv_blocks_used / e->kv_blocks_total : 0.0);
+    buf_printf(out, "inferd_kv_cache_usage_ratio %.6f\n", e->kv_usage);
     single(out, "kv_cache_blocks", "gauge", "KV blocks in the pool.", e->kv_blocks_total);
     single(out, "requests_submitted_total", "counter", "Requests that the engine has taken.",
            e->requests_submitted);

@@ -73,15 +73,14 @@ static json_t *kv(const struct engine_stats *e)
 {
     uint64_t prompts = e->cached_tokens + e->computed_tokens;
 
-    return json_pack(
-        "{s:i,s:i,s:f,s:f,s:i,s:i,s:f,s:I,s:I}", "blocks", (int)e->kv_blocks_total, "blocks_used",
-        (int)e->kv_blocks_used, "usage",
-        e->kv_blocks_total ? (double)e->kv_blocks_used / e->kv_blocks_total : 0.0, "fragmentation",
-        e->kv_places ? (double)(e->kv_places - e->kv_tokens) / (double)e->kv_places : 0.0,
-        "prefix_blocks", (int)e->prefix_blocks, "pinned_blocks", (int)e->prefix_pinned,
-        "prefix_hit_ratio", prompts ? (double)e->cached_tokens / (double)prompts : 0.0,
-        "preemptions_total", (json_int_t)e->preemptions, "recomputed_tokens_total",
-        (json_int_t)e->recomputed_tokens);
+    return json_pack("{s:i,s:i,s:f,s:f,s:i,s:i,s:f,s:I,s:I}", "blocks", (int)e->kv_blocks_total,
+                     "blocks_used", (int)e->kv_blocks_used, "usage", e->kv_usage, "fragmentation",
+                     e->kv_places ? (double)(e->kv_places - e->kv_tokens) / (double)e->kv_places
+                                  : 0.0,
+                     "prefix_blocks", (int)e->prefix_blocks, "pinned_blocks", (int)e->prefix_pinned,
+                     "prefix_hit_ratio", prompts ? (double)e->cached_tokens / (double)prompts : 0.0,
+                     "preemptions_total", (json_int_t)e->preemptions, "recomputed_tokens_total",
+                     (json_int_t)e->recomputed_tokens);
 }
 
 static json_t *steps(const struct engine_stats *e)

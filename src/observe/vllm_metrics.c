@@ -57,7 +57,7 @@ static void put_scheduler(struct writer *w, const struct engine_stats *e)
 {
     bool deferred = e->waiting_for &&
                     (strcmp(e->waiting_for, "window") == 0 || strcmp(e->waiting_for, "turn") == 0);
-    double used = e->kv_blocks_total ? (double)e->kv_blocks_used / e->kv_blocks_total : 0;
+    double used = e->kv_usage;
 
     gauge(w, "num_requests_running", "Number of requests in model execution batches.",
           e->seqs_running);

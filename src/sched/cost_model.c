@@ -1,6 +1,6 @@
 #include "sched/cost_model.h"
 
-enum { FEATURES = 3, READY_AFTER = 32 };
+enum { FEATURES = 3, COLD = 2, READY_AFTER = COLD + 8 };
 static const double forgetting = 0.995;
 static const double row_scale = 1.0 / 64,
                     pair_scale = 1.0 / 65536; /* features near one another in size */
@@ -24,6 +24,7 @@ void cost_model_observe(struct cost_model *m, uint32_t rows, uint64_t pairs, int
 {
     double x[FEATURES], px[FEATURES], gain[FEATURES], norm = forgetting, error = (double)ns;
 
+    if (m->observed++ < COLD) return;
     features(rows, pairs, x);
     for (int i = 0; i < FEATURES; i++) {
         px[i] = 0;
@@ -43,7 +44,6 @@ void cost_model_observe(struct cost_model *m, uint32_t rows, uint64_t pairs, int
     for (int i = 0; i < FEATURES; i++)
         for (int j = i; j < FEATURES; j++)
             m->p[i][j] = m->p[j][i] = (m->p[i][j] - gain[i] * px[j]) * scale;
-    m->observed++;
 }
 
 bool cost_model_ready(const struct cost_model *model)

@@ -4,10 +4,11 @@
  * fills: one that runs, one that is planned, and their own. So while others are about (FORGET_NS), a tenant that has had more than its share of
  * the tokens of late floods, and what it may add to a step is bounded by a part of the time that a first token takes the others when they are
  * alone:
- *     prompts   no chunk beside a prompt of another tenant; else PROMPT_PART of that time in a step, but a block of tokens at least
+ *     prompts   no chunk beside a prompt of another tenant; else PROMPT_PART of that time in a step; where a block of tokens takes longer, one in
+ *               as many steps as it takes parts
  *     answers   no more sequences than together add ANSWER_PART of it, but one at least
- * Where a step would be empty (all that the tenant has wait for their readers) whoever waits may start.
- * One that floods no longer has more than its share, so none starves: held back, it falls under the bound after a while. */
+ * Where a step would be empty but for it, a block of its prompts goes, and whoever waits may start.
+ * None starves: the part is there in every step, and and one that has had no more than its share is free again. */
 #include <math.h>
 
 #include "sched/sched_state.h"
@@ -20,7 +21,7 @@
 static const double PROMPT_PART = 0.2 / 2 / STEPS_WITH_PROMPTS,
                     ANSWER_PART = 0.2 / 2 / STEPS_WITH_ANSWERS;
 /* Our own choice, no measurement: who floods is looked at again 50 times a second, by what it has had in about ten seconds, which is longer than
- * most answers take; who has sent nothing for three times that is not reckoned with. */
+ * most answers take; who has come with nothing for three times that is not reckoned with. */
 static const int64_t TICK_NS = INT64_C(20000000);
 static const double MEMORY_NS = 10e9; /* of rates */
 static const int64_t FORGET_NS = INT64_C(30000000000);
@@ -71,7 +72,8 @@ static double fade(struct sched *sched, double by)
     return sum;
 }
 
-/* More than twice its share of what all have had; of two, three quarters. */
+/* More than twice its share of what all have had; of two, three quarters. Held back, it would soon have had less, and fill steps until it had more
+ * again: so while it still has some waiting, it floods until it has had no more than its share. */
 static void mark(struct sched *sched, double sum)
 {
     struct flood *flood = &sched->flood;
@@ -80,8 +82,9 @@ static void mark(struct sched *sched, double sum)
     flood->count = 0;
     for (uint32_t i = 0; i < flood->active_count; i++) {
         struct account *account = &sched->accounts[flood->active[i]];
+        bool goes_on = account->floods && account->waiting.next != &account->waiting;
 
-        account->floods = all > 1 && account->rate > bound * sum;
+        account->floods = all > 1 && account->rate > (goes_on ? 1 / all : bound) * sum;
         flood->count += account->floods;
     }
 }
@@ -93,6 +96,19 @@ static double first_token_ns(const struct sched *sched, double row_ns, double pa
     double tokens = sched->flood.prompt_tokens;
 
     return STEPS_WITH_ANSWERS * step_ns + tokens * row_ns + tokens * tokens / 2 * pair_ns;
+}
+
+/* A step's part. Where a block of tokens takes longer than that, what was not used is kept until it is enough for one. */
+static void save_up(struct sched *sched, double part_ns)
+{
+    struct flood *flood = &sched->flood;
+    double left_ns = flood->prompts_left_ns + part_ns,
+           block_ns =
+               FLOOD_CHUNK * (flood->row_ns + flood->pair_ns * sched->limits->context_tokens),
+           most_ns = part_ns > block_ns ? part_ns : block_ns;
+
+    flood->part_ns = part_ns;
+    flood->prompts_left_ns = left_ns < most_ns ? left_ns : most_ns;
 }
 
 void flood_begin_step(struct sched *sched)
@@ -109,7 +125,7 @@ void flood_begin_step(struct sched *sched)
     if (flood->count == 0) return;
     cost_model_weights(&sched->cost, &step_ns, &flood->row_ns, &flood->pair_ns);
     first_ns = first_token_ns(sched, flood->row_ns, flood->pair_ns, step_ns);
-    flood->prompts_left_ns = PROMPT_PART * first_ns;
+    save_up(sched, PROMPT_PART * first_ns);
     flood->answers_ns = ANSWER_PART * first_ns;
     flood->whole = true;
     flood->known = cost_model_ready(&sched->cost);
@@ -127,9 +143,9 @@ bool flood_may_start(const struct sched *sched, const struct account *account)
 
     if (!account->floods || flood->idle) return true;
     if (flood->closed || flood->others_prompts) return false;
-    if (!flood->whole && flood->prompts_left_ns < FLOOD_CHUNK * flood->row_ns) return false;
-    each = flood->row_ns + flood->pair_ns * account->context;
     if (!flood->known) return account->holds < 4; /* rather few than many */
+    if (flood->prompts_left_ns < FLOOD_CHUNK * flood->row_ns) return false;
+    each = flood->row_ns + flood->pair_ns * account->context;
     return account->holds == 0 || (account->holds + 1) * each <= flood->answers_ns;
 }
 
@@ -141,10 +157,13 @@ uint32_t flood_rows(const struct sched *sched, const struct sequence *seq, uint3
     if (rows <= 1 || !flood_floods(sched, seq)) return rows;
     if (flood->closed || flood->others_prompts) return 0;
     if (!flood->known) return flood->whole ? rows < FLOOD_CHUNK ? rows : FLOOD_CHUNK : 0;
-    fit = each > 0 ? flood->prompts_left_ns / each : rows;
-    if (fit >= rows || (flood->whole && rows <= FLOOD_CHUNK)) return rows;
-    if (fit >= FLOOD_CHUNK) return (uint32_t)fit / FLOOD_CHUNK * FLOOD_CHUNK;
-    return flood->whole ? FLOOD_CHUNK : 0;
+    if (each <= 0) return rows;
+    fit = fmin(flood->prompts_left_ns, flood->part_ns) / each;
+    if (fit < FLOOD_CHUNK && flood->whole &&
+        (flood->idle || flood->prompts_left_ns >= FLOOD_CHUNK * each))
+        fit = FLOOD_CHUNK;
+    if (fit >= rows) return rows;
+    return (uint32_t)fit / FLOOD_CHUNK * FLOOD_CHUNK;
 }
 
 void flood_put(struct sched *sched, const struct sequence *seq, uint32_t rows)
@@ -158,5 +177,6 @@ void flood_put(struct sched *sched, const struct sequence *seq, uint32_t rows)
     }
     flood->prompts_left_ns -=
         rows * flood->row_ns + (double)cost_pairs(seq->computed, rows) * flood->pair_ns;
+    if (flood->prompts_left_ns < 0) flood->prompts_left_ns = 0; /* the step was idle but for it */
     flood->whole = false;
 }

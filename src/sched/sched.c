@@ -594,6 +594,7 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
         sched->flood.closed = true;
         plan_admissions(&p);
         sched->flood.closed = false;
+        sched->flood.idle = step->row_count == 0;
         plan_chunks(&p, true);
         sched->flood.idle = step->row_count == 0;
     }
@@ -657,10 +658,13 @@ struct sched_counts sched_counts(const struct sched *sched)
     memcpy(counts.holds, sched->holds, sizeof counts.holds);
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         uint32_t capacity = kv_pool_capacity(sched->kv.pools[g]);
+        uint32_t used = kv_pool_used_count(sched->kv.pools[g]);
 
+        if (sched->kv.prefix) used -= kv_prefix_kept(sched->kv.prefix, g);
+        uint32_t ppm = (uint32_t)((uint64_t)used * 1000000 / capacity);
         counts.kv_blocks_total += capacity;
-        counts.kv_blocks_used += kv_pool_used_count(sched->kv.pools[g]);
-        if (sched->kv.prefix) counts.kv_blocks_used -= kv_prefix_kept(sched->kv.prefix, g);
+        counts.kv_blocks_used += used;
+        if (ppm > counts.kv_usage_ppm) counts.kv_usage_ppm = ppm;
     }
     if (sched->kv.prefix) {
         struct kv_prefix_counts prefix = kv_prefix_counts(sched->kv.prefix);

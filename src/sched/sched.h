@@ -75,6 +75,8 @@ struct sched_counts {
     uint32_t waiting, running, blocked, leaving, ending;
     uint32_t flooding;                        /* tenants that are held back for the others' sake */
     uint32_t kv_blocks_total, kv_blocks_used; /* used: by sequences */
+    uint32_t
+        kv_usage_ppm; /* used of 10^6 blocks, in the KV group that has the smallest part left */
     uint32_t prefix_entries, prefix_pinned;
     uint64_t prefix_evictions;
     uint64_t preemptions,

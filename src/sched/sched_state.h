@@ -23,7 +23,9 @@ struct flood {
     int64_t ticked_ns;
     /* of the step that is planned */
     double row_ns, pair_ns;
-    double prompts_left_ns, answers_ns;
+    double part_ns, answers_ns; /* what prompts, and answers, may add to it */
+    double
+        prompts_left_ns; /* of the part, and of those before it where they were too small (flood.c) */
     bool known;          /* what follows from step times */
     bool whole;          /* nothing of prompts_left_ns has been used */
     bool others_prompts; /* others have chunks of prompts in it */

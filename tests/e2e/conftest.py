@@ -303,7 +303,11 @@ def start(tmp):
     faults = []
     for daemon in running:
         if daemon.process.poll() is None:
-            code = daemon.terminate()
+            try:
+                code = daemon.terminate()
+            except subprocess.TimeoutExpired:
+                daemon.process.kill()  # the others have to end all the same
+                code = "SIGKILL, 40 s after SIGTERM"
             if code != 0:
                 faults.append(f"ended with {code}: {daemon.log_text()[-4000:]}")
         daemon.log.close()

@@ -5,7 +5,7 @@
 
 #include "formats/quant_blocks.h"
 
-enum { BUFFERS_MAX = 256, GUARD_BYTES = 256 };
+enum { BUFFERS_MAX = 2048, GUARD_BYTES = 256 };
 static struct {
     unsigned char *at;
     size_t bytes;

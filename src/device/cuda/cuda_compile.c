@@ -20,6 +20,7 @@ static_assert(sizeof(struct state_table_change) == sizeof(struct step_table_chan
 static_assert(sizeof(struct prefill_tile) == 20, "counted in image_bytes of cuda_layout.c");
 static_assert((int)CUDA_TILE_PAIRS == (int)PREFILL_TILE_PAIRS, "one number in two places");
 static_assert((int)CUDA_SKINNY_ROWS <= (int)SKINNY_ROWS_MAX, "what the kernels can take");
+static_assert((int)CUDA_MEDIUM_ROWS == (int)MEDIUM_ROWS_MAX, "one number in two places");
 static_assert((int)CUDA_REFS == (int)STATE_REFS, "one number in two places");
 
 /* --- memory --- */
@@ -36,8 +37,9 @@ void cuda_free_all(struct cuda_device *d)
     memset(d->graphs, 0, sizeof d->graphs); /* called again by close where compiling failed */
     cuda_gemm_close(d->gemm);
     cuda_memory_give_back(&d->memory);
-    free(d->tensor_maps), free(d->gemm_ids), free(d->b.stages);
-    d->tensor_maps = NULL, d->gemm_ids = NULL, d->b.stages = NULL, d->gemm = NULL;
+    free(d->tensor_maps), free(d->mediums), free(d->gemm_ids), free(d->b.stages);
+    d->tensor_maps = NULL, d->mediums = NULL, d->gemm_ids = NULL, d->b.stages = NULL,
+    d->gemm = NULL;
 }
 
 /* --- tables --- */
@@ -117,6 +119,7 @@ static enum status choose_algorithms(struct cuda_device *d, struct error *err)
 
     d->gemm_ids = calloc(d->b.weight_count, sizeof *d->gemm_ids);
     if (!st && !d->gemm_ids) st = error_set(err, STATUS_NOMEM, "no memory for product ids");
+    if (!st) st = cuda_medium_choose(d, err);
     for (uint32_t i = 0; !st && i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &d->b.stages[i];
         const void *weights[8], *x = d->b.h;
@@ -135,7 +138,7 @@ static enum status choose_algorithms(struct cuda_device *d, struct error *err)
                                d->options.batch_invariant, d->ctx.stream, &d->gemm_ids[s->index],
                                err);
     }
-    if (!st) d->products_measured = cuda_gemm_settle(d->gemm);
+    if (!st) d->products_measured += cuda_gemm_settle(d->gemm);
     return st;
 }
 
@@ -163,14 +166,15 @@ static cudaError_t capture(struct cuda_device *d, uint32_t bucket)
 }
 
 /* The body as steps with a part of a prompt run it, on padding. Which fused product runs depends on the number of rows, and
- * such steps are not rounded up to a bucket: each number that has them, then one for the library's. */
+ * such steps are not rounded up to a bucket: each number of the few that have their own, then one each for the next kind and
+ * the library's. */
 static cudaError_t pass_chunks(struct cuda_device *d, const struct prefill_tile *tiles)
 {
     struct cuda_forward f = {.tiles = tiles, .tile_count = 1, .has_chunks = true};
     cudaError_t e = cudaSuccess;
 
-    for (uint32_t i = 1; !e && i <= CUDA_SKINNY_ROWS + 1; i++) {
-        f.rows = i <= CUDA_SKINNY_ROWS ? i : 64;
+    for (uint32_t i = 1; !e && i <= CUDA_SKINNY_ROWS + 2; i++) {
+        f.rows = i <= CUDA_SKINNY_ROWS ? i : (i - CUDA_SKINNY_ROWS) * CUDA_MEDIUM_ROWS;
         if (f.rows > d->b.rows) f.rows = d->b.rows;
         f.outputs = f.rows < d->b.outputs ? f.rows : d->b.outputs;
         e = cuda_forward_run(d, &f);

@@ -158,7 +158,10 @@ static void begin_thread(struct device *device)
                     d->ctx.stream); /* rows of no sequence */
     for (uint32_t g = 0; g < d->plan->group_count; g++)
         cudaMemsetAsync(d->b.groups[g].kv_slots, 0xff, d->b.rows * 4ull, d->ctx.stream);
-    if (d->graphs[0]) cudaGraphLaunch(d->graphs[0], d->ctx.stream);
+    if (d->graphs[0])
+        cudaGraphLaunch(d->graphs[0], d->ctx.stream);
+    else
+        cuda_forward_run(d, &(struct cuda_forward){.rows = 1, .decode_rows = 1, .outputs = 1});
     cudaStreamSynchronize(d->ctx.stream);
 }
 

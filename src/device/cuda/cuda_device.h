@@ -15,6 +15,7 @@
 #include "device/cuda/cuda_layout.h"
 #include "device/cuda/cuda_memory.h"
 #include "device/device.h"
+#include "medium_gemm.h"
 #include "sample.h"
 #include "skinny_gemm.h"
 #include "step_state.h"
@@ -42,8 +43,10 @@ struct cuda_device {
     cudaStream_t upload;
     struct cuda_gemm *gemm;
     struct skinny_weight
-        *tensor_maps;   /* [b.weight_count] by stage.index; NULL where skinny products cannot run */
-    uint32_t *gemm_ids; /* [b.weight_count] */
+        *tensor_maps; /* [b.weight_count] by stage.index; NULL where skinny products cannot run */
+    struct medium_weight *mediums; /* [b.weight_count] likewise; N is 0 where one does not fit */
+    uint32_t skinny_rows; /* steps of so many rows run the skinny products, more the next kind */
+    uint32_t *gemm_ids;   /* [b.weight_count] */
     uint32_t products_measured; /* choices that the cache on disk did not have */
     cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
     uint32_t graph_launches[CUDA_BUCKETS_MAX];
@@ -70,6 +73,9 @@ void cuda_free_all(struct cuda_device *d);
 
 /* --- cuda_weights.c: brings every weight to its place in d->b --- */
 enum status cuda_load_weights(struct cuda_device *d, struct error *err);
+
+/* --- cuda_medium.c: fills d->mediums and d->skinny_rows; d->gemm is open --- */
+enum status cuda_medium_choose(struct cuda_device *d, struct error *err);
 
 /* --- cuda_forward.c --- */
 struct cuda_forward {

@@ -1,8 +1,8 @@
 /* cuda_forward.c - walks the plan's stages and enqueues their kernels.
  *
- * Up to CUDA_SKINNY_ROWS rows: the fused products, 5 launches a layer (qkv, attention, o, gate_up, down). Above: library
- * products between row kernels, 9 launches a layer (10 in steps that mix chunks with decodes); what a product adds to
- * the residual stream then waits as `delta` for the next norm, which adds it. */
+ * Up to skinny_rows rows, and by other kernels to CUDA_MEDIUM_ROWS: the fused products, 5 launches a layer (qkv,
+ * attention, o, gate_up, down). Above: library products between row kernels, 9 launches a layer (10 in steps that mix chunks
+ * with decodes); what a product adds to the residual stream then waits as `delta` for the next norm, which adds it. */
 #include <assert.h>
 #include <nvtx3/nvToolsExt.h>
 
@@ -15,11 +15,14 @@ struct walk {
     const void *delta; /* not yet added to x; NULL: none */
     const float *delta_bias, *post_gain;
     float post_eps;
+    uint32_t stage; /* index of the one that runs */
+    uint32_t
+        norm_tiles; /* h is x * gain of the next norm, whose sums of squares are in row_sums; 0: it is not */
 };
 
 static bool is_skinny(const struct walk *w, const struct cuda_stage *s, uint32_t rows, bool norm)
 {
-    return w->d->tensor_maps && rows <= CUDA_SKINNY_ROWS &&
+    return w->d->tensor_maps && rows <= w->d->skinny_rows &&
            skinny_gemm_fits(&w->d->ctx, rows, s->weight.cols_padded, norm);
 }
 
@@ -37,6 +40,33 @@ static struct skinny_args skinny_of(const struct walk *w, const struct cuda_stag
         .bias = s->bias,
         .scale = 1,
     };
+}
+
+static bool is_medium(const struct walk *w, const struct cuda_stage *s, uint32_t rows)
+{
+    return w->d->mediums && rows > w->d->skinny_rows && rows <= CUDA_MEDIUM_ROWS &&
+           w->d->mediums[s->index].N;
+}
+
+/* x: of the residual stream's width where norm is given: h as norm_before_medium() leaves it. */
+static struct medium_args medium_of(struct walk *w, const struct cuda_stage *s, const void *x,
+                                    uint64_t x_stride, const struct plan_norm *norm)
+{
+    struct medium_args a = {
+        .weight = &w->d->mediums[s->index],
+        .M = w->f->rows,
+        .x = x,
+        .x_stride = x_stride,
+        .bias = s->bias,
+        .scale = 1,
+    };
+
+    if (norm && w->norm_tiles) {
+        a.norm_sums = w->d->b.row_sums, a.norm_tiles = w->norm_tiles;
+        a.norm_cols = w->d->plan->hidden, a.norm_eps = norm->eps;
+    }
+    w->norm_tiles = 0;
+    return a;
 }
 
 static cudaError_t library_product(const struct walk *w, const struct cuda_stage *s, const void *x,
@@ -69,6 +99,21 @@ static cudaError_t norm_rows(struct walk *w, const float *gain, float eps)
     if (!gain && !w->delta) return cudaSuccess;
     w->delta = NULL;
     return rmsnorm(&w->d->ctx, &a);
+}
+
+static cudaError_t norm_before_medium(struct walk *w, const struct cuda_stage *s, float eps)
+{
+    return w->norm_tiles ? cudaSuccess : norm_rows(w, s->gain, eps);
+}
+
+/* The stage behind this one, if it begins with a norm that the product before it can prepare. */
+static const struct cuda_stage *next_norm(const struct walk *w)
+{
+    const struct cuda_stage *s = &w->d->b.stages[w->stage + 1];
+    bool norm = w->stage + 1 < w->d->plan->stage_count &&
+                (s->plan->kind == STAGE_ATTN_IN || s->plan->kind == STAGE_FFN_IN);
+
+    return norm && w->d->ctx.type == KERNEL_BF16 && is_medium(w, s, w->f->rows) ? s : NULL;
 }
 
 static cudaError_t run_embed(struct walk *w, const struct cuda_stage *s)
@@ -119,12 +164,46 @@ static cudaError_t run_rope(struct walk *w, const struct cuda_stage *s, bool bia
     return rope_kv(&w->d->ctx, &a);
 }
 
+static struct skinny_qkv qkv_of(const struct walk *w, const struct stage_attn_in *p)
+{
+    struct cuda_buffers *b = &w->d->b;
+
+    return (struct skinny_qkv){p->heads,
+                               p->kv_heads,
+                               p->head_dim,
+                               w->d->plan->ropes[p->rope].dim,
+                               (const float2 *)b->ropes[p->rope],
+                               b->positions,
+                               b->groups[p->group].kv_slots,
+                               layer_pool(w, p->group, p->group_layer)};
+}
+
+static cudaError_t medium_attn_in(struct walk *w, const struct cuda_stage *s)
+{
+    const struct stage_attn_in *p = &s->plan->attn_in;
+    struct cuda_buffers *b = &w->d->b;
+    bool apart = s->q_gain || s->k_gain || p->head_dim % 4 || w->d->plan->ropes[p->rope].dim % 4;
+    cudaError_t e = norm_before_medium(w, s, p->norm.eps);
+
+    if (e) return e;
+    struct medium_args a = medium_of(w, s, b->h, b->hidden_stride, &p->norm);
+    if (apart) {
+        a.epilogue = MEDIUM_STORE, a.y = b->qkv, a.y_stride = b->qkv_stride;
+        e = medium_gemm(&w->d->ctx, &a);
+        return e ? e : run_rope(w, s, false);
+    }
+    a.epilogue = MEDIUM_QKV, a.y = b->q, a.y_stride = b->attn_stride;
+    a.qkv = qkv_of(w, p);
+    return medium_gemm(&w->d->ctx, &a);
+}
+
 static cudaError_t run_attn_in(struct walk *w, const struct cuda_stage *s)
 {
     const struct stage_attn_in *p = &s->plan->attn_in;
     struct cuda_buffers *b = &w->d->b;
     cudaError_t e;
 
+    if (is_medium(w, s, w->f->rows)) return medium_attn_in(w, s);
     if (!is_skinny(w, s, w->f->rows, true)) {
         e = norm_rows(w, s->gain, p->norm.eps);
         if (!e) e = library_product(w, s, b->h, w->f->rows, b->qkv, 1);
@@ -139,14 +218,7 @@ static cudaError_t run_attn_in(struct walk *w, const struct cuda_stage *s)
         return e ? e : run_rope(w, s, false);
     }
     a.epilogue = SKINNY_QKV, a.y = b->q, a.y_stride = b->attn_stride;
-    a.qkv = (struct skinny_qkv){p->heads,
-                                p->kv_heads,
-                                p->head_dim,
-                                w->d->plan->ropes[p->rope].dim,
-                                (const float2 *)b->ropes[p->rope],
-                                b->positions,
-                                b->groups[p->group].kv_slots,
-                                layer_pool(w, p->group, p->group_layer)};
+    a.qkv = qkv_of(w, p);
     return skinny_gemm(&w->d->ctx, &a);
 }
 
@@ -180,13 +252,36 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     if (w->f->has_chunks && !tiled) return attention_general(&d->ctx, &a);
     if (w->f->tile_count) e = prefill_attention(&d->ctx, &a, w->f->tiles, w->f->tile_count);
     if (e || !w->f->decode_rows) return e;
+    struct kernel_context ctx = d->ctx;
+    /* Loads on their way to registers take room in L1, and beside a block of a product an SM leaves it little: many rows, which
+     * live on what is under way, wait until it is gone. */
+    if (w->f->decode_rows > CUDA_SKINNY_ROWS) ctx.pdl = false;
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
         b->partial, b->partial_ml, (uint32_t *)b->counters,
         cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
         w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
-    return paged_decode(&d->ctx, &a, &scratch);
+    return paged_decode(&ctx, &a, &scratch);
+}
+
+/* To the residual stream, and on the way the next norm's part; with a norm behind it, only to delta. */
+static cudaError_t medium_project(struct walk *w, const struct cuda_stage *s, const void *x,
+                                  uint64_t x_stride)
+{
+    struct cuda_buffers *b = &w->d->b;
+    struct medium_args a = medium_of(w, s, x, x_stride, NULL);
+    const struct cuda_stage *next = s->post_gain ? NULL : next_norm(w);
+
+    a.epilogue = s->post_gain ? MEDIUM_STORE : MEDIUM_RESIDUAL;
+    a.y = s->post_gain ? (void *)b->delta : b->x;
+    a.y_stride = b->hidden_stride;
+    if (next) {
+        a.next_gain = next->gain, a.sums = b->row_sums;
+        a.h = b->h, a.h_stride = b->hidden_stride;
+        w->norm_tiles = medium_tiles(a.weight);
+    }
+    return medium_gemm(&w->d->ctx, &a);
 }
 
 static cudaError_t run_project(struct walk *w, const struct cuda_stage *s,
@@ -202,6 +297,10 @@ static cudaError_t run_project(struct walk *w, const struct cuda_stage *s,
         a.y = s->post_gain ? (void *)b->delta : b->x;
         a.y_stride = b->hidden_stride;
         e = skinny_gemm(&w->d->ctx, &a);
+        if (!s->post_gain) return e;
+        w->delta_bias = NULL;
+    } else if (is_medium(w, s, w->f->rows)) {
+        e = medium_project(w, s, x, x_stride);
         if (!s->post_gain) return e;
         w->delta_bias = NULL;
     } else {
@@ -225,6 +324,12 @@ static cudaError_t run_ffn_in(struct walk *w, const struct cuda_stage *s)
         struct skinny_args a = skinny_of(w, s, b->x, b->hidden_stride, &p->norm);
         a.epilogue = SKINNY_GLU, a.act = act, a.y = b->ffn, a.y_stride = b->ffn_stride;
         return e ? e : skinny_gemm(&w->d->ctx, &a);
+    }
+    if (is_medium(w, s, w->f->rows)) {
+        e = norm_before_medium(w, s, p->norm.eps);
+        struct medium_args a = medium_of(w, s, b->h, b->hidden_stride, &p->norm);
+        a.epilogue = MEDIUM_GLU, a.act = act, a.y = b->ffn, a.y_stride = b->ffn_stride;
+        return e ? e : medium_gemm(&w->d->ctx, &a);
     }
     struct glu_args g = {w->f->rows, p->gate.rows, b->glu, b->glu_stride,
                          s->bias,    act,          b->ffn, b->ffn_stride};
@@ -259,6 +364,13 @@ static cudaError_t run_head(struct walk *w, const struct cuda_stage *s)
                           .y = b->h,
                           .y_stride = b->hidden_stride};
     e = rmsnorm(&w->d->ctx, &n);
+    if (!e && is_medium(w, s, outputs)) {
+        struct medium_args a = medium_of(w, s, b->h, b->hidden_stride, NULL);
+        a.M = outputs, a.epilogue = MEDIUM_LOGITS;
+        a.scale = p->logit_scale, a.softcap = p->softcap;
+        a.y = b->logits, a.y_stride = b->logits_stride;
+        return medium_gemm(&w->d->ctx, &a);
+    }
     if (!e) e = library_product(w, s, b->h, outputs, b->logits, p->logit_scale);
     if (!e && p->softcap > 0)
         e = softcap_logits(&w->d->ctx, b->logits, (uint64_t)outputs * b->logits_stride, p->softcap);
@@ -273,6 +385,7 @@ cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f
 
     for (uint32_t i = 0; !e && i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &b->stages[i];
+        w.stage = i;
         nvtxRangePushA(stage_kind_name(s->plan->kind));
         switch (s->plan->kind) {
         case STAGE_EMBED: e = run_embed(&w, s); break;

@@ -286,6 +286,11 @@ enum status cuda_gemm_prepare(struct cuda_gemm *g, const struct cuda_gemm_shape 
     return st;
 }
 
+struct gemm_cache *cuda_gemm_cache(struct cuda_gemm *g)
+{
+    return g->cache;
+}
+
 uint32_t cuda_gemm_settle(struct cuda_gemm *g)
 {
     gemm_cache_close(g->cache);

@@ -13,6 +13,7 @@
 #include "formats/quant_blocks.h"
 
 struct cuda_gemm;
+struct gemm_cache;
 struct cuda_gemm_shape {
     uint32_t N, K;
     uint64_t ldx, ldy; /* elements */
@@ -31,6 +32,8 @@ enum status cuda_gemm_prepare(struct cuda_gemm *gemm, const struct cuda_gemm_sha
                               const void *const *weights, uint32_t weight_count, const void *x,
                               void *y, uint32_t rows, bool fixed, cudaStream_t stream, uint32_t *id,
                               struct error *err);
+/* Where choices are kept, for those of other products too; NULL: nowhere. Gone after cuda_gemm_settle. */
+struct gemm_cache *cuda_gemm_cache(struct cuda_gemm *gemm);
 /* All shapes are prepared: what was measured goes to disk. Returns how many choices were measured, not read. */
 uint32_t cuda_gemm_settle(struct cuda_gemm *gemm);
 cudaError_t cuda_gemm_run(struct cuda_gemm *gemm, uint32_t id, const void *W, const void *x,

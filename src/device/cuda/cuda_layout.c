@@ -328,6 +328,7 @@ static void carve_activations(struct carver *c, const struct device_options *opt
     b->attn = carve(c, CUDA_ACTIVATIONS, rows * b->attn_stride * 2);
     b->glu = carve(c, CUDA_ACTIVATIONS, rows * b->glu_stride * 2);
     b->ffn = carve(c, CUDA_ACTIVATIONS, rows * b->ffn_stride * 2);
+    b->row_sums = carve(c, CUDA_ACTIVATIONS, b->hidden_stride / 64 * CUDA_MEDIUM_ROWS * 4);
     b->partial = carve(c, CUDA_ACTIVATIONS, partial);
     b->partial_ml = carve(c, CUDA_ACTIVATIONS, partial_ml);
     b->counters = carve(c, CUDA_ACTIVATIONS, b->decode_rows * heads_max * 4);

@@ -185,6 +185,39 @@ TEST(arrivals_are_told_by_the_log)
     fclose(from);
 }
 
+TEST(a_logged_request_of_several_choices_is_several_arrivals_and_what_was_cached_is_shared)
+{
+    const char *log = "2026-11-29T17:20:02.000Z info request done id=a prompt_tokens=64 "
+                      "cached_tokens=0 completion_tokens=35 choices=3 total_ms=100.0\n"
+                      "2026-11-29T17:20:03.000Z info request done id=b prompt_tokens=64 "
+                      "cached_tokens=48 completion_tokens=9 choices=1 total_ms=100.0\n"
+                      "2026-11-29T17:20:04.000Z info request done id=c prompt_tokens=80 "
+                      "cached_tokens=32 completion_tokens=2 choices=4 total_ms=100.0\n"
+                      "2026-11-29T17:20:05.000Z info request done id=d prompt_tokens=8 "
+                      "cached_tokens=9 completion_tokens=2 choices=1 total_ms=100.0\n";
+    static const struct trace_item want[8] = {{0, 64, 12, 2, 64, 0, 0}, {0, 64, 12, 2, 64, 0, 0},
+                                              {0, 64, 12, 2, 64, 0, 0}, {1, 64, 9, 1, 48, 0, 0},
+                                              {2, 80, 1, 6, 80, 0, 0},  {2, 80, 1, 6, 80, 0, 0},
+                                              {2, 80, 1, 6, 80, 0, 0},  {2, 80, 1, 6, 80, 0, 0}};
+    struct trace trace;
+    struct error err;
+    FILE *from = fmemopen((void *)(uintptr_t)log, strlen(log), "r");
+
+    EXPECT_OK_ERR(trace_from_log(from, &trace, &err), &err);
+    fclose(from);
+    EXPECT_EQ(trace.count, 8); /* more cached than there was is no request */
+    for (uint32_t i = 0; i < 8; i++) {
+        const struct trace_item *got = &trace.items[i];
+
+        EXPECT_NEAR(got->arrival_s, want[i].arrival_s, 1e-6);
+        EXPECT_EQ(got->prompt_tokens, want[i].prompt_tokens);
+        EXPECT_EQ(got->max_tokens, want[i].max_tokens);
+        EXPECT_EQ(got->prefix_id, want[i].prefix_id);
+        EXPECT_EQ(got->prefix_tokens, want[i].prefix_tokens);
+    }
+    trace_fini(&trace);
+}
+
 TEST(the_shipped_trace_has_a_mean_context_of_600)
 {
     struct trace trace;

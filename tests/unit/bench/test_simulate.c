@@ -145,8 +145,8 @@ TEST(a_device_that_was_timed_refuses_from_the_first_moment)
         worst[timed] = samples_percentile(&r.ms[REPORT_TTFT], 100);
         sim_result_fini(&r);
     }
-    EXPECT_TRUE(worst[0] > 2000); /* it learns while they come */
-    EXPECT_TRUE(worst[1] < 800);
+    EXPECT_TRUE(worst[0] > 700); /* it learns while they come */
+    EXPECT_TRUE(worst[1] < 600);
     trace_fini(&t);
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "engine/engine_state.h"
 #include "harness.h"
 #include "sched/sequence.h"
 
@@ -99,6 +100,18 @@ TEST(what_would_be_late_is_refused_at_once)
     rig_stop(&rig);
 }
 
+/* What first tokens have taught is what later submissions go by, each kind for itself; a queue of one tenant's own is another kind than others'. */
+static void expect_margins_told(struct engine *e)
+{
+    bool taught = false;
+
+    for (int k = 0; k < FORECAST_KINDS; k++) {
+        EXPECT_NEAR(atomic_load(&e->published.margin[k]), e->margin.factor[k], 0);
+        taught |= k >= SEQ_CLASSES && e->margin.factor[k] != 1;
+    }
+    EXPECT_TRUE(taught);
+}
+
 TEST(the_servers_own_limit_counts_where_the_request_has_none)
 {
     struct rig rig;
@@ -118,6 +131,7 @@ TEST(the_servers_own_limit_counts_where_the_request_has_none)
         n++;
     EXPECT_TRUE(n >= 1 && n < MOST);
     finish_all(c, n);
+    expect_margins_told(rig.engine);
     rig_stop(&rig);
 }
 

@@ -186,3 +186,62 @@ TEST(sequences_grow_within_their_promise)
         kv_seq_drop(&seqs[i], &space);
     kv_space_fini(&space);
 }
+
+/* In a group with a window the promise is of what is held at once: it is enough all the same, since what is passed comes back to it. The plain
+ * model is the number of tokens; a step computes up to 24 of them. */
+TEST(what_a_sequence_passes_is_promised_to_it_again)
+{
+    enum { SEQS = 8, TABLE = 16, STEP = 24 };
+    static const uint32_t windows[2] = {1, 40}, held_max[2] = {3, 5};
+    struct kv_space space;
+    struct kv_seq seqs[SEQS];
+    uint32_t memory[SEQS][2][TABLE], promised[SEQS] = {0}, grown[SEQS] = {0};
+    struct kv_group groups[2];
+    uint64_t passed = 0;
+
+    for (int g = 0; g < 2; g++)
+        groups[g] = (struct kv_group){.block_tokens = 16,
+                                      .capacity = 10 + 5 * (uint32_t)g,
+                                      .window = windows[g],
+                                      .held_max = held_max[g]};
+    EXPECT_OK(kv_space_init(&space, 2, groups, 0));
+    EXPECT_TRUE(kv_space_fits(&space, 100000)); /* whatever its length */
+    memset(seqs, 0, sizeof seqs);
+    for (int i = 0; i < SEQS; i++)
+        for (int g = 0; g < 2; g++)
+            seqs[i].tables[g] = (struct kv_table){.blocks = memory[i][g], .capacity = TABLE};
+    for (int n = 0; n < 20000; n++) {
+        uint32_t i = test_rand_below(SEQS), left = promised[i] - grown[i];
+
+        if (!promised[i]) {
+            uint32_t tokens = 1 + test_rand_below(256);
+            if (kv_seq_promise(&seqs[i], &space, tokens) == STATUS_OK) promised[i] = tokens;
+        } else if (test_rand_below(16) == 0) {
+            kv_seq_drop(&seqs[i], &space);
+            promised[i] = grown[i] = 0;
+        } else {
+            kv_seq_pass(&seqs[i], &space, grown[i]);
+            for (int g = 0; g < 2; g++) {
+                uint32_t seen = grown[i] + 1 > windows[g] ? grown[i] + 1 - windows[g] : 0;
+                uint32_t first =
+                    seen / 16 < (grown[i] + 15) / 16 ? seen / 16 : (grown[i] + 15) / 16;
+
+                EXPECT_EQ(seqs[i].tables[g].first, first);
+                passed += first > 0;
+            }
+            grown[i] += test_rand_below((left < STEP ? left : STEP) + 1);
+            kv_seq_grow(&seqs[i], &space, grown[i]);
+            for (int g = 0; g < 2; g++) {
+                const struct kv_table *t = &seqs[i].tables[g];
+
+                EXPECT_EQ(t->count, (grown[i] + 15) / 16);
+                EXPECT_TRUE(t->count - t->first + t->promised <= held_max[g]);
+            }
+        }
+        kv_space_check(&space);
+    }
+    EXPECT_TRUE(passed > 2000);
+    for (int i = 0; i < SEQS; i++)
+        kv_seq_drop(&seqs[i], &space);
+    kv_space_fini(&space);
+}

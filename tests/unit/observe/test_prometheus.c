@@ -187,6 +187,7 @@ TEST(vllms_names_have_its_labels_and_buckets)
                              .waiting_for = "slots",
                              .kv_blocks_total = 256,
                              .kv_blocks_used = 64,
+                             .kv_usage = 0.25,
                              .cached_tokens = 30,
                              .computed_tokens = 70,
                              .preemptions = 2,

@@ -533,7 +533,8 @@ static void run(uint32_t rows, uint32_t logits, const struct shape *shape, bool 
         random_operation(w);
     run_dry(w);
     EXPECT_TRUE(shares == (w->cached > 0) && shares == (w->pinned > 0));
-    EXPECT_TRUE(w->preempted > 0);
+    /* with windows alone a sequence gets at its start all that it will hold at once: rarely has anybody to give way */
+    EXPECT_TRUE(w->preempted > 0 || shape == &windows_alone);
     if (floods) EXPECT_TRUE(w->flooded > (uint64_t)operations / 10);
     EXPECT_TRUE(w->finished > (uint64_t)operations / 1000 && w->blocked > 0);
     world_fini(w);

@@ -132,6 +132,28 @@ TEST(the_cost_model_predicts_what_it_has_seen_and_follows_a_change)
     EXPECT_EQ(cost_model_rows(&m, 10, 1000, 500, 512, 1000), 0);
 }
 
+TEST(the_cost_model_knows_after_ten_steps_and_forgives_the_first_two)
+{
+    struct cost_model m;
+
+    cost_model_init(&m);
+    cost_model_observe(&m, 7, cost_pairs(0, 7), true_ns(7, 28, 40)); /* cold: forty times as long */
+    cost_model_observe(&m, 1, 8, true_ns(1, 8, 10));
+    for (int i = 0; i < 8; i++) {
+        uint32_t rows = i % 4 ? 1 : 100 + 40 * (uint32_t)i;
+
+        EXPECT_TRUE(!cost_model_ready(&m));
+        cost_model_observe(&m, rows, cost_pairs(200, rows),
+                           true_ns(rows, cost_pairs(200, rows), 1));
+    }
+    EXPECT_TRUE(cost_model_ready(&m));
+    for (uint32_t rows = 1; rows <= 512; rows += 73) {
+        double want = (double)true_ns(rows, cost_pairs(200, rows), 1);
+
+        EXPECT_NEAR((double)cost_model_predict(&m, rows, cost_pairs(200, rows)), want, 0.2 * want);
+    }
+}
+
 TEST(steps_all_alike_do_not_blow_the_model_up)
 {
     struct cost_model m;

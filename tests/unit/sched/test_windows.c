@@ -168,6 +168,10 @@ TEST(sequences_share_a_pool_that_holds_their_windows)
         if (!plan(&w)) finish(&w);
     counts = sched_counts(w.sched);
     EXPECT_EQ(counts.running, SLOTS);
+    /* of the full attention's pool, which has less left than both together */
+    EXPECT_TRUE(counts.kv_usage_ppm <= 1000000 &&
+                (uint64_t)counts.kv_usage_ppm * counts.kv_blocks_total >
+                    (uint64_t)counts.kv_blocks_used * 1000000);
     run(&w);
     EXPECT_EQ(sched_counts(w.sched).preemptions, 0);
     stop(&w);
@@ -225,5 +229,23 @@ TEST(pins_keep_the_window_that_the_next_text_needs)
         EXPECT_EQ(cached(&w, 900, 20 + i, 900), 0);
     EXPECT_EQ(cached(&w, 400, 9, 320), 320);
     EXPECT_EQ(cached(&w, 300, 9, 200), 0); /* there is nothing at 192 any more */
+    stop(&w);
+}
+
+/* One that had passed its pinned beginning, and lost that window, keeps it from when another computes it again. */
+TEST(a_pin_gets_its_window_back)
+{
+    struct world w;
+
+    start(&w, 512, 32);
+    struct text *t = add(&w, 900, 1, 9, 320);
+    t->seq.pin_tokens = 320;
+    t->seq.pin_s = 1000;
+    run(&w);
+    EXPECT_EQ(cached(&w, 900, 20, 900), 0);
+    EXPECT_EQ(cached(&w, 336, 9, 320), 0);
+    for (int i = 0; i < 3; i++)
+        EXPECT_EQ(cached(&w, 900, 21 + i, 900), 0);
+    EXPECT_EQ(cached(&w, 336, 9, 320), 320);
     stop(&w);
 }

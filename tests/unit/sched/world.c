@@ -117,6 +117,8 @@ static void finish_step(struct run *run, double now_s)
         if (seq->sampled_known == seq->max_new) sched_end(run->sched, seq);
     }
     run->done++;
+    w->flood_ends += w->floods && !sched_counts(run->sched).flooding;
+    w->floods = sched_counts(run->sched).flooding > 0;
     sched_observe(run->sched, flight,
                   ns(w->step_s + w->row_s * flight->row_count + w->pair_s * (double)flight->pairs));
     sched_step_done(run->sched, run->done);

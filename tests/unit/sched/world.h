@@ -27,6 +27,8 @@ struct world {
     uint32_t check_every;         /* steps between calls of sched_check; 0: none */
     /* results */
     uint64_t steps;
+    bool floods;         /* some tenant is held back */
+    uint32_t flood_ends; /* times that this ended */
     double end_s;
     struct sched_counts counts;
     uint64_t fired[WINDOW_TRIGGERS];
