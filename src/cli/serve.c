@@ -50,6 +50,7 @@ struct server {
     int64_t lost_since_ns; /* the device; 0: it is well */
     bool stuck;            /* lost, and the engine says nothing */
     pthread_t loader;
+    bool loader_joined;
     _Atomic int load_state; /* 0 loading, 1 loaded, 2 failed */
     struct error load_error;
     pthread_mutex_t progress_lock;
@@ -281,7 +282,12 @@ static size_t bus_line_len;
 
 static void on_bus_error(int signal_number)
 {
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+
     (void)signal_number;
+    if (atomic_flag_test_and_set(&told))
+        for (;;) /* another thread has met it too, and ends the process */
+            pause();
     struct frontend *frontend = atomic_load(&bus_frontend);
 
     if (frontend) frontend_remove_files(frontend);
@@ -434,6 +440,13 @@ static bool engine_is_stuck(struct server *s)
     return s->stuck;
 }
 
+/* Once it has told how loading ended; once more is nothing. */
+static void join_loader(struct server *s)
+{
+    if (!s->loader_joined) pthread_join(s->loader, NULL);
+    s->loader_joined = true;
+}
+
 /* Waits for a signal, or for the end of loading or of the engine. Returns the exit status. */
 static int serve_until_told(struct server *s, const sigset_t *signals)
 {
@@ -444,6 +457,7 @@ static int serve_until_told(struct server *s, const sigset_t *signals)
         if (is_stop(got) || atomic_load(&s->stop_asked)) break;
         if (s->load_state == 1 && !ready) {
             ready = true;
+            join_loader(s);
             if (become_ready(s, &s->load_error)) s->load_state = 2;
         }
         if (s->load_state == 2) {
@@ -535,9 +549,10 @@ static int serve(struct server *s, struct error *err)
         stop_frontend(s);
         if (!s->load_state) {
             log_info("stopped while loading", "%s", "");
-            _exit(0); /* the loading thread holds what it holds; nothing outlives the process */
+            pthread_detach(s->loader); /* it holds what it holds; nothing outlives the process */
+            _exit(0);
         }
-        pthread_join(s->loader, NULL);
+        join_loader(s);
         enum engine_end end = ask_engine(s, &signals);
 
         if (end != ENGINE_ANSWERS) { /* it cannot be joined; nothing outlives the process */
