@@ -44,5 +44,7 @@ a hardened systemd unit (notify, watchdog, socket activation, reload).")
 set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA
     "${PROJECT_SOURCE_DIR}/configs/debian/postinst;${PROJECT_SOURCE_DIR}/configs/debian/prerm;${PROJECT_SOURCE_DIR}/configs/debian/postrm")
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+# All that is installed, also where only the target inferd was built.
+set(CPACK_INSTALL_COMMANDS "${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target inferd manual_page inferd_client")
 set(CPACK_INSTALL_SCRIPTS ${PROJECT_SOURCE_DIR}/cmake/InferdDebian.cmake)
 include(CPack)

@@ -3,11 +3,13 @@
  *   roundtrip-bench HOST PORT ENDPOINT RATE SECONDS
  *
  * In one run, one after the other: a bare libzmq echo (a ROUTER in a child process that sends back what comes; request and
- * answer as large as inferd's), inferd over ZeroMQ, inferd over HTTP (connections kept alive). The same arrivals for all
- * three. A round trip counts from the moment that the arrival was due, sent late or not, to the last byte of the answer.
+ * answer as large as inferd's), inferd over ZeroMQ with its own C client and with a DEALER of libzmq, inferd over HTTP
+ * (connections kept alive). The same arrivals for all. A round trip counts from the moment that the
+ * arrival was due, sent late or not, to the last byte of the answer.
  * "beyond the engine" is that less the queue, prefill and decode of the answer's own timings (engine/stage_times.h). */
 #include <errno.h>
 #include <inferd.pb-c.h>
+#include <inferd/client.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -197,9 +199,68 @@ static void run_zmq(const char *endpoint, bool echo)
         if (now_ns() - start > (int64_t)((arrivals_s[arrival_count - 1] + 20) * 1e9))
             die("%zu answers of %zu came", r.count, arrival_count);
     }
-    report(echo ? "zmq echo" : "zmq", &r);
+    report(echo ? "zmq echo" : "zmq dealer", &r);
     zmq_close(dealer);
     zmq_ctx_term(context);
+    close(epoll_fd);
+}
+
+/* --- ZeroMQ by include/inferd/client.h --- */
+
+static int64_t client_start_ns;
+static struct result *client_result;
+
+static int on_event(void *ctx, const struct inferd_event *event)
+{
+    const double *arrival_s = ctx;
+
+    if (event->kind == INFERD_ERROR) die("error: %s", event->error->message);
+    if (event->kind == INFERD_DONE)
+        note(client_result, client_start_ns + (int64_t)(*arrival_s * 1e9),
+             event->queue_us + event->prefill_us + event->decode_us, event->total_us);
+    return 0;
+}
+
+static void run_client(const char *endpoint)
+{
+    struct inferd_client_options options = {.endpoint = endpoint};
+    struct inferd_client *client;
+    struct inferd_error error;
+    struct inferd_generate g;
+    struct result r = result_make();
+    enum inferd_health health;
+    struct epoll_event event = {.events = EPOLLIN};
+    int epoll_fd = epoll_create1(0);
+    size_t sent = 0;
+
+    inferd_generate_init(&g);
+    g.prompt = prompt;
+    g.max_tokens = 1;
+    g.ignore_eos = g.return_timings = true;
+    if (inferd_client_open(&options, &client, &error) ||
+        inferd_client_health(client, 5000, &health, &error))
+        die("%s: %s", endpoint, error.message);
+    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, inferd_client_fd(client), &event);
+    client_result = &r;
+    client_start_ns = now_ns();
+    while (r.count < arrival_count) {
+        int64_t due = sent < arrival_count ? client_start_ns + (int64_t)(arrivals_s[sent] * 1e9)
+                                           : now_ns() + 100000000;
+
+        while (sent < arrival_count && due <= now_ns()) {
+            r.late_us[sent] = (double)(now_ns() - due) * 1e-3;
+            if (inferd_client_submit(client, &g, on_event, &arrivals_s[sent], NULL, &error))
+                die("%s", error.message);
+            if (++sent < arrival_count) due = client_start_ns + (int64_t)(arrivals_s[sent] * 1e9);
+        }
+        if (inferd_client_poll(client, 0) ==
+            INFERD_TIMEOUT) /* its fd is edge-triggered: nothing must be left */
+            wait_until(epoll_fd, &event, 1, due);
+        if (now_ns() - client_start_ns > (int64_t)((arrivals_s[arrival_count - 1] + 20) * 1e9))
+            die("%zu answers of %zu came", r.count, arrival_count);
+    }
+    report("zmq", &r);
+    inferd_client_close(client);
     close(epoll_fd);
 }
 
@@ -335,6 +396,7 @@ int main(int argc, char **argv)
     run_zmq("tcp://127.0.0.1:15555", true);
     kill(echo, SIGKILL);
     waitpid(echo, NULL, 0);
+    run_client(argv[3]);
     run_zmq(argv[3], false);
     run_http(argv[1], (uint16_t)atoi(argv[2]));
     return 0;

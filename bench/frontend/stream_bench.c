@@ -1,12 +1,15 @@
 /* stream_bench.c - many streams at once, counted: how late each event comes, what a token costs server and client.
  *
- *   stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US      one connection per stream, events counted one by one
+ *   stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US [GATHER_US]   one connection per stream, events counted one by one;
+ *                                                              sleeps GATHER_US before each look, so that it is not woken
+ *                                                              up by each event
  *   stream-bench zmq ENDPOINT  PID STREAMS TOKENS STEP_US      all streams over one connection
  *
  * The server runs the null device at STEP_US a step (0: as fast as it can). All streams take part in every step, so an
- * event's lateness is its arrival less that of the first event of its step, whichever stream has it; whether the steps
- * themselves come at their pace is told by tokens/s. Which step a token is of follows from the stream's median distance
- * from the first stream. Each
+ * event's lateness is its time less that of the first event of its step, whichever stream has it. Over HTTP it is told
+ * twice: as sent (when the server's send() put it into the loopback: the kernel's time stamp of the packet) and as read (when
+ * this program has it in hand), so that it can be seen who was late; whether the steps
+ * themselves come at their pace is told by tokens/s. Each
  * stream must bring every token (counted by return_token_ids), the finish and the end; anything else ends the program. An
  * event of several tokens means that the server came late to them (docs/api.md 11.7): their number is printed. PID's CPU time is that of all its threads, the kernel's work for
  * its sends included. */
@@ -17,6 +20,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -30,7 +34,7 @@ struct stream {
     char kept[16];
     uint32_t kept_len; /* of the line's beginning */
     bool finished, done;
-    int64_t *arrivals; /* [tokens] */
+    int64_t *arrivals, *sent; /* [tokens] */
 };
 
 static uint32_t stream_count, token_count, open_count;
@@ -38,12 +42,14 @@ static int64_t step_ns;
 static struct stream *streams;
 static int64_t first_ns;
 
+static int64_t sent_ns; /* of the bytes at hand; 0: not known */
+
 static void note_tokens(struct stream *s, uint32_t count, int64_t now)
 {
     if (s->tokens + count > token_count) die("a stream has more tokens than were asked for");
     if (!first_ns) first_ns = now;
     for (uint32_t i = 0; i < count; i++)
-        s->arrivals[s->tokens++] = now;
+        s->sent[s->tokens] = sent_ns, s->arrivals[s->tokens++] = now;
     s->events += count > 0;
 }
 
@@ -100,13 +106,46 @@ static void take_bytes(struct stream *s, struct line_buffer *line, const char *b
     line->len += (size_t)(end - at);
 }
 
+static int64_t realtime_less_mono_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec - now_ns();
+}
+
+/* As recv, and sets sent_ns. */
+static ssize_t receive(int fd, char *to, size_t size)
+{
+    static int64_t offset_ns;
+    union {
+        char bytes[256];
+        struct cmsghdr align;
+    } control;
+    struct iovec part = {to, size};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof control};
+    ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
+    struct timespec t;
+
+    if (!offset_ns) offset_ns = realtime_less_mono_ns();
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); got > 0 && c; c = CMSG_NXTHDR(&message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_TIMESTAMPNS) continue;
+        memcpy(&t, CMSG_DATA(c), sizeof t);
+        sent_ns = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec - offset_ns;
+    }
+    return got;
+}
+
 static void read_stream(struct stream *s, struct line_buffer *line)
 {
     static char raw[65536], body[65536];
-    int64_t now = now_ns();
 
     for (;;) {
-        ssize_t got = recv(s->fd, raw, sizeof raw, MSG_DONTWAIT);
+        ssize_t got = receive(s->fd, raw, sizeof raw);
+        int64_t now = now_ns();
 
         if (got < 0 && errno == EAGAIN) return;
         if (got <= 0) die("the server closed a stream after %u tokens", s->tokens);
@@ -118,7 +157,7 @@ static void read_stream(struct stream *s, struct line_buffer *line)
     }
 }
 
-static void run_sse(const char *host, uint16_t port)
+static void run_sse(const char *host, uint16_t port, unsigned gather_us)
 {
     struct line_buffer *lines = calloc(stream_count, sizeof *lines);
     struct epoll_event events[256];
@@ -134,12 +173,16 @@ static void run_sse(const char *host, uint16_t port)
     for (uint32_t i = 0; i < stream_count; i++) {
         struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
 
+        int on = 1;
+
         streams[i].fd = connect_tcp(host, port);
+        setsockopt(streams[i].fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
         epoll_ctl(epoll_fd, EPOLL_CTL_ADD, streams[i].fd, &event);
     }
     for (uint32_t i = 0; i < stream_count; i++)
         if (write(streams[i].fd, text, len) != (ssize_t)len) die("cannot send a request");
     while (open_count) {
+        if (gather_us) usleep(gather_us);
         int count = epoll_wait(epoll_fd, events, 256, 10000);
 
         if (count == 0) die("nothing came for 10 s");
@@ -226,61 +269,67 @@ static void run_zmq(const char *endpoint)
 
 /* --- figures --- */
 
-/* By how many steps the stream is behind the first one. */
-static int64_t offset_of(const struct stream *s)
+/* An event: its tokens came together. Those of one step lie together in time, each stream once among them. */
+struct happening {
+    int64_t sent, read;
+    uint32_t stream;
+};
+
+static int by_time(const void *a, const void *b)
 {
-    double *apart = calloc(token_count, sizeof *apart);
+    const struct happening *x = a, *y = b;
 
-    for (uint32_t k = 0; k < token_count; k++)
-        apart[k] = (double)(s->arrivals[k] - streams[0].arrivals[k]) / (double)step_ns;
-    sort_values(apart, token_count);
-    int64_t offset = (int64_t)(apart[token_count / 2] + 1000.5) - 1000; /* rounded, below 0 too */
-
-    free(apart);
-    return offset;
+    return (x->sent > y->sent) - (x->sent < y->sent);
 }
 
-/* Fills late (ms), of every token. */
-static void find_late(double *late)
+static size_t list_events(struct happening *out)
 {
-    int64_t offsets[4096], lowest = 0, highest = 0;
+    size_t count = 0;
 
-    for (uint32_t i = 0; i < stream_count; i++) {
-        offsets[i] = offset_of(&streams[i]);
-        if (offsets[i] < lowest) lowest = offsets[i];
-        if (offsets[i] > highest) highest = offsets[i];
-    }
-    size_t steps = token_count + (size_t)(highest - lowest), n = 0;
-    int64_t *first = malloc(steps * sizeof *first);
-
-    for (size_t s = 0; s < steps; s++)
-        first[s] = INT64_MAX;
     for (uint32_t i = 0; i < stream_count; i++)
         for (uint32_t k = 0; k < token_count; k++) {
-            int64_t *at = &first[(int64_t)k + offsets[i] - lowest];
+            const struct stream *s = &streams[i];
 
-            if (streams[i].arrivals[k] < *at) *at = streams[i].arrivals[k];
+            if (k && s->arrivals[k] == s->arrivals[k - 1]) continue;
+            out[count++] =
+                (struct happening){s->sent[k] ? s->sent[k] : s->arrivals[k], s->arrivals[k], i};
         }
-    for (uint32_t i = 0; i < stream_count; i++)
-        for (uint32_t k = 0; k < token_count; k++)
-            late[n++] =
-                (double)(streams[i].arrivals[k] - first[(int64_t)k + offsets[i] - lowest]) * 1e-6;
-    sort_values(late, n);
-    free(first);
+    qsort(out, count, sizeof *out, by_time);
+    return count;
 }
 
-static void print_late(void)
+/* Fills late (ms) of every event: its time as sent or as read, less that of the first of its step. A step begins where a
+ * stream comes again. */
+static size_t find_late(bool sent, double *late)
 {
-    size_t count = (size_t)stream_count * token_count, over = 0;
-    double *late = calloc(count, sizeof *late);
+    struct happening *events = calloc((size_t)stream_count * token_count, sizeof *events);
+    size_t *step_of = calloc(stream_count, sizeof *step_of), step = 1, count = list_events(events);
+    int64_t first = count ? events[0].sent : 0;
 
-    find_late(late);
+    for (size_t i = 0; i < count; i++) {
+        if (step_of[events[i].stream] == step) {
+            step++;
+            first = events[i].sent;
+        }
+        step_of[events[i].stream] = step;
+        late[i] = (double)((sent ? events[i].sent : events[i].read) - first) * 1e-6;
+    }
+    sort_values(late, count);
+    free(step_of);
+    free(events);
+    return count;
+}
+
+static void print_late(const char *what, bool sent)
+{
+    double *late = calloc((size_t)stream_count * token_count, sizeof *late);
+    size_t count = find_late(sent, late), over = 0;
+
     for (size_t i = count; i > 0 && late[i - 1] > (double)step_ns * 1e-6; i--)
         over++;
-    printf(" (pace: %.0f); late ms P50 %.2f P99 %.2f P99.9 %.2f max %.2f, by over a step %.3f %%",
-           stream_count * 1e9 / (double)step_ns, quantile(late, count, .5),
-           quantile(late, count, .99), quantile(late, count, .999), late[count - 1],
-           100. * (double)over / (double)count);
+    printf("; late ms as %s P50 %.2f P99 %.2f P99.9 %.2f max %.2f, by over a step %.3f %%", what,
+           quantile(late, count, .5), quantile(late, count, .99), quantile(late, count, .999),
+           late[count - 1], 100. * (double)over / (double)count);
     free(late);
 }
 
@@ -301,7 +350,9 @@ static void report(const char *what, int64_t server_ns, int64_t client_ns)
 
     printf("%s: %u streams, %zu tokens in %.2f s: %.0f tokens/s", what, stream_count, count,
            seconds, (double)count / seconds);
-    if (step_ns) print_late();
+    if (step_ns) printf(" (pace: %.0f)", stream_count * 1e9 / (double)step_ns);
+    if (step_ns && streams[0].sent[0]) print_late("sent", true);
+    if (step_ns) print_late("read", false);
     printf("; %zu events (%.2f %%); CPU us per token: server %.2f, client %.2f\n", events,
            100. * (double)events / (double)count, (double)server_ns * 1e-3 / (double)count,
            (double)client_ns * 1e-3 / (double)count);
@@ -309,10 +360,10 @@ static void report(const char *what, int64_t server_ns, int64_t client_ns)
 
 int main(int argc, char **argv)
 {
-    bool sse = argc == 8 && strcmp(argv[1], "sse") == 0;
+    bool sse = (argc == 8 || argc == 9) && strcmp(argv[1], "sse") == 0;
 
     if (!sse && !(argc == 7 && strcmp(argv[1], "zmq") == 0))
-        die("usage: stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US\n"
+        die("usage: stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US [GATHER_US]\n"
             "       stream-bench zmq ENDPOINT PID STREAMS TOKENS STEP_US");
     char **rest = argv + (sse ? 4 : 3);
     int pid = atoi(rest[0]);
@@ -323,11 +374,12 @@ int main(int argc, char **argv)
     if (stream_count < 1 || stream_count > 4096 || token_count < 1) die("1 to 4096 streams");
     streams = calloc(stream_count, sizeof *streams);
     for (uint32_t i = 0; i < stream_count; i++)
-        streams[i].arrivals = calloc(token_count, sizeof *streams[i].arrivals);
+        streams[i].arrivals = calloc(token_count, sizeof *streams[i].arrivals),
+        streams[i].sent = calloc(token_count, sizeof *streams[i].sent);
     int64_t server_ns = cpu_of(pid), client_ns = cpu_of(getpid());
 
     if (sse)
-        run_sse(argv[2], (uint16_t)atoi(argv[3]));
+        run_sse(argv[2], (uint16_t)atoi(argv[3]), argc == 9 ? (unsigned)atoi(argv[8]) : 0);
     else
         run_zmq(argv[2]);
     report(argv[1], cpu_of(pid) - server_ns, cpu_of(getpid()) - client_ns);

@@ -31,7 +31,7 @@ enum inferd_status {
     INFERD_INVALID, /* an argument, or the server found the request wrong (error->http_status 4xx) */
     INFERD_REFUSED, /* the server is full, loading or draining: 429, 503; error->retry_after_s */
     INFERD_TIMEOUT, /* nothing came in time; the request has been cancelled */
-    INFERD_LOST, /* the connection ended: open requests are over (libzmq connects again by itself) */
+    INFERD_LOST, /* the connection ended, or its keys do not fit, as the message tells: open requests are over; the next one has another connection */
     INFERD_STOPPED,  /* on_event asked to stop */
     INFERD_FAILED,   /* a fault of the server's (500), or of the system here */
     INFERD_PROTOCOL, /* the server's message could not be read */

@@ -42,6 +42,11 @@ void log_set_priorities(int on)
     priorities = on;
 }
 
+int log_is_plain(void)
+{
+    return line_format == LOG_TEXT && !priorities;
+}
+
 /* --- a line that is being made: what does not fit is not written, and `full` says so --- */
 
 enum { LINE_END = 4 }; /* kept for what closes a line */
@@ -159,9 +164,31 @@ static bool is_number(struct slice text)
     return i == n;
 }
 
+/* A list of names in brackets, ["a","b"], is one in JSON too. */
+static bool is_list(struct slice value)
+{
+    size_t quotes = 0;
+
+    if (value.len < 2 || value.ptr[0] != '[' || value.ptr[value.len - 1] != ']') return false;
+    for (size_t i = 1; i + 1 < value.len; i++) {
+        char c = value.ptr[i];
+        bool plain = (c | 32) >= 'a' && (c | 32) <= 'z';
+
+        if (c == '"') {
+            quotes++;
+        } else if (c == ',') {
+            if (quotes % 2 || value.ptr[i - 1] != '"' || value.ptr[i + 1] != '"') return false;
+        } else if (!(quotes % 2) || !(plain || is_digit(c) || c == '_' || c == '-' || c == '.')) {
+            return false;
+        }
+    }
+    return quotes % 2 == 0;
+}
+
 static bool is_bare(struct slice value)
 {
-    return is_number(value) || slice_eq(value, SLICE("true")) || slice_eq(value, SLICE("false"));
+    return is_number(value) || is_list(value) || slice_eq(value, SLICE("true")) ||
+           slice_eq(value, SLICE("false"));
 }
 
 static int hex_value(char c)

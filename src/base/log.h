@@ -8,7 +8,7 @@
  *     JSON   {"time":"2026-11-29T19:20:01.123Z","level":"info","event":"request done","id":"7f3a",...}
  *
  * The keys are key=value with blanks between. A value with blanks stands in quotes, one that comes from outside goes through
- * log_quote(). In JSON a quoted value is a string always, a bare one is a number, true or false where it reads as one. Never on the step path,
+ * log_quote(). In JSON a quoted value is a string always, a bare one is a number, true, false or a list of names (["a","b"]) where it reads as one. Never on the step path,
  * never prompts (but by --log-prompts) or keys. Thread: any; the settings from one, before the others. */
 #pragma once
 
@@ -28,6 +28,8 @@ int log_enabled(enum log_level level);
 void log_set_format(enum log_format format);
 /* With timestamps each line starts with UTC time; off under systemd, whose journal has its own. */
 void log_set_timestamps(int on);
+/* Text for people: no JSON, no journal. */
+int log_is_plain(void);
 /* Each line starts with "<N>", its priority to the journal (sd-daemon(3)). */
 void log_set_priorities(int on);
 
@@ -42,5 +44,5 @@ void log_event(enum log_level level, const char *event, const char *keys, ...)
 /* `text` in double quotes with control bytes, quotes and backslashes escaped, cut to fit `out`. Returns out. */
 const char *log_quote(struct slice text, char *out, size_t out_size);
 
-/* --- for tests: the line that log_event would write, line feed included; returns its length, at most LOG_LINE_MAX --- */
+/* The line that log_event would write, line feed included: for a signal handler, and tests. Returns its length, at most LOG_LINE_MAX. */
 size_t log_line(enum log_level level, const char *event, const char *keys, char out[LOG_LINE_MAX]);

@@ -10,6 +10,7 @@ int cli_run(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_bench(int argc, char **argv);
+int cli_keygen(int argc, char **argv);
 int cli_docs(int argc, char **argv);
 
 /* Prints "inferd: SENTENCE" on standard error and returns 1 (2 for STATUS_INVALID usage errors with `usage`). */

@@ -1,5 +1,6 @@
 /* load.c - a model from its files to a running engine, with every limit worked out before anything large is taken. */
 #include "cli/load.h"
+#include "cli/io_cpus.h"
 #include "cli/pins.h"
 
 #include <stdlib.h>
@@ -7,6 +8,7 @@
 
 #include "base/file_map.h"
 #include "base/log.h"
+#include "base/place.h"
 
 enum {
     CALIBRATE_MS = 300
@@ -244,8 +246,12 @@ static uint32_t step_timeout_ms(const struct config *config, const struct loaded
 
 static enum status start_engine(const struct config *config, struct loaded *l, struct error *err)
 {
-    enum status st = pins_make(config, l, err);
+    cpu_set_t set;
+    const cpu_set_t *cpus;
+    struct place place;
+    enum status st = io_cpus_read(config, &set, &cpus, err);
 
+    if (!st) st = pins_make(config, l, err);
     if (st) return st;
     struct engine_options options = {
         .max_num_seqs = (uint32_t)config->max_num_seqs,
@@ -267,7 +273,10 @@ static enum status start_engine(const struct config *config, struct loaded *l, s
         .step_timeout_ms = step_timeout_ms(config, l),
     };
 
-    return engine_create(&options, l->device, l->plan, &l->limits, &l->engine, err);
+    place_begin(&place, cpus);
+    st = engine_create(&options, l->device, l->plan, &l->limits, &l->engine, err);
+    place_end(&place);
+    return st;
 }
 
 enum status load_open(const struct config *config, struct loaded *out, struct error *err)

@@ -24,6 +24,7 @@ static const struct {
      "load on a server; its arrivals as a trace; a device alone"},
     {"simulate", bench_simulate_main, "simulate --trace FILE --device FILE",
      "the scheduler on a modelled device, in virtual time"},
+    {"keygen", cli_keygen, "keygen", "a pair of CURVE keys for --zmq-server-key-file"},
     {"docs", cli_docs, "docs configuration|man", "print docs/configuration.md, or the manual page"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };

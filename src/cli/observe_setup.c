@@ -17,6 +17,36 @@ void observe_setup_log(const struct config *c)
     log_set_timestamps(c->log_timestamps && (!journal || config_given(c, "log_timestamps")));
 }
 
+/* name=value,name=value; a name is a token of HTTP, a value what percent-encoding leaves. */
+static bool is_list_of_pairs(const char *text)
+{
+    static const char names[] = "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
+                                "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+    for (;;) {
+        text += strspn(text, " \t");
+        size_t name = strspn(text, names);
+        const char *equals = text + name + strspn(text + name, " \t");
+
+        if (!name || *equals != '=') return false;
+        text = equals + 1 + strcspn(equals + 1, ",\r\n");
+        if (!*text) return true;
+        if (*text++ != ',') return false;
+    }
+}
+
+enum status observe_check(const struct config *c, struct error *err)
+{
+    if (c->otlp_headers && !is_list_of_pairs(c->otlp_headers))
+        return error_set(err, STATUS_INVALID,
+                         "--otlp-headers must be name=value, with commas between several");
+    if (c->otlp_resource_attributes && !is_list_of_pairs(c->otlp_resource_attributes))
+        return error_set(
+            err, STATUS_INVALID,
+            "--otlp-resource-attributes must be name=value, with commas between several");
+    return STATUS_OK;
+}
+
 static bool ends_with(const char *text, const char *end)
 {
     size_t a = strlen(text), b = strlen(end);

@@ -22,6 +22,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/io_cpus.h"
 #include "cli/keys.h"
 #include "cli/load.h"
 #include "cli/observe_setup.h"
@@ -49,6 +50,7 @@ struct server {
     int64_t lost_since_ns; /* the device; 0: it is well */
     bool stuck;            /* lost, and the engine says nothing */
     pthread_t loader;
+    bool loader_joined;
     _Atomic int load_state; /* 0 loading, 1 loaded, 2 failed */
     struct error load_error;
     pthread_mutex_t progress_lock;
@@ -57,6 +59,21 @@ struct server {
     _Atomic bool stop_asked; /* by the operator's socket */
     _Atomic bool ending;     /* a stop was asked for: a drain is not taken back any more */
 };
+
+/* Whose socket files would stay behind when a signal handler ends the process. */
+static struct frontend *_Atomic bus_frontend;
+
+/* Why it does not serve: where the log is for machines, as a line of it. */
+static void tell_failure(const struct error *err)
+{
+    char quoted[1024];
+
+    if (log_is_plain())
+        cli_fail(err);
+    else
+        log_error("start failed", "reason=%s",
+                  log_quote(slice_str(err->message), quoted, sizeof quoted));
+}
 
 static void log_progress(void *ctx, const char *phase, uint64_t done, uint64_t total)
 {
@@ -103,6 +120,13 @@ static enum status check_early(const struct config *config, struct error *err)
     if (!st && !config->tls_cert != !config->tls_key)
         st = error_set(err, STATUS_INVALID, "--tls-cert and --tls-key go together; --%s is missing",
                        config->tls_cert ? "tls-key" : "tls-cert");
+    if (!st && config->zmq_server_key_file && !config->zmq_listen.count)
+        st = error_set(err, STATUS_INVALID,
+                       "--zmq-server-key-file is for --zmq-listen, which is not given");
+    if (!st && config->zmq_client_keys_file && !config->zmq_listen.count)
+        st = error_set(err, STATUS_INVALID,
+                       "--zmq-client-keys-file is for --zmq-listen, which is not given");
+    if (!st) st = observe_check(config, err);
     if (!st && config->uds && config->reuse_port)
         st = error_set(err, STATUS_INVALID, "--reuse-port is for a TCP port; --uds has none");
     if (!st) st = config_resolve_model(config->model, &path, err);
@@ -191,6 +215,8 @@ static enum status start_frontend(struct server *s, struct error *err)
 {
     const struct config *c = s->config;
     struct keys keys;
+    cpu_set_t io_set;
+    const cpu_set_t *io_cpus;
     int http = systemd_socket(&s->systemd, "http"), admin = systemd_socket(&s->systemd, "admin");
 
     if (http < 0) http = systemd_socket(&s->systemd, "inferd.socket"); /* the name without one */
@@ -221,15 +247,18 @@ static enum status start_frontend(struct server *s, struct error *err)
         .zmq_client_keys_file = c->zmq_client_keys_file,
         .version = INFERD_VERSION,
     };
-    enum status st = keys_read(c, s->systemd.credentials, &keys, err);
+    enum status st = io_cpus_read(c, &io_set, &io_cpus, err);
 
+    if (!st) st = keys_read(c, s->systemd.credentials, &keys, err);
     if (st) return st;
+    options.io_cpus = io_cpus;
     reload_fill(c, &options);
     options.api_keys = keys.items;
     options.api_key_count = keys.count;
     s->reload.had_keys = keys.count > 0;
     st = frontend_start(&options, &s->frontend, err);
     keys_fini(&keys);
+    if (!st) atomic_store(&bus_frontend, s->frontend);
     if (!st) log_listening(s);
     log_unused_sockets(&s->systemd);
     return st;
@@ -247,15 +276,33 @@ static void *load_thread(void *arg)
 }
 
 /* A page of the model's file could not be read: somebody has cut the file short, or the disk fails. Nothing can be trusted
- * any more; only calls that are safe in a signal handler. */
+ * any more; only calls that are safe in a signal handler, so the line was made before (without the time). */
+static char bus_line[LOG_LINE_MAX];
+static size_t bus_line_len;
+
 static void on_bus_error(int signal_number)
 {
-    static const char text[] = "error engine lost reason=\"a model file was cut short or cannot be "
-                               "read while it is served\"\n";
+    static atomic_flag told = ATOMIC_FLAG_INIT;
 
     (void)signal_number;
-    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(EXIT_LOST);
+    if (atomic_flag_test_and_set(&told))
+        for (;;) /* another thread has met it too, and ends the process */
+            pause();
+    struct frontend *frontend = atomic_load(&bus_frontend);
+
+    if (frontend) frontend_remove_files(frontend);
+    if (write(STDERR_FILENO, bus_line, bus_line_len) < 0) _exit(EXIT_LOST);
     _exit(EXIT_LOST);
+}
+
+static void watch_bus_errors(const struct config *c)
+{
+    log_set_timestamps(0);
+    bus_line_len = log_line(
+        LOG_ERROR, "engine lost",
+        "reason=\"a model file was cut short or cannot be read while it is served\"", bus_line);
+    observe_setup_log(c);
+    signal(SIGBUS, on_bus_error);
 }
 
 /* Everything that an answer needs is there. */
@@ -393,6 +440,13 @@ static bool engine_is_stuck(struct server *s)
     return s->stuck;
 }
 
+/* Once it has told how loading ended; once more is nothing. */
+static void join_loader(struct server *s)
+{
+    if (!s->loader_joined) pthread_join(s->loader, NULL);
+    s->loader_joined = true;
+}
+
 /* Waits for a signal, or for the end of loading or of the engine. Returns the exit status. */
 static int serve_until_told(struct server *s, const sigset_t *signals)
 {
@@ -403,10 +457,11 @@ static int serve_until_told(struct server *s, const sigset_t *signals)
         if (is_stop(got) || atomic_load(&s->stop_asked)) break;
         if (s->load_state == 1 && !ready) {
             ready = true;
+            join_loader(s);
             if (become_ready(s, &s->load_error)) s->load_state = 2;
         }
         if (s->load_state == 2) {
-            cli_fail(&s->load_error);
+            tell_failure(&s->load_error);
             return 1;
         }
         if (got == SIGHUP) reload(s, ready);
@@ -445,8 +500,20 @@ static void stop_frontend(struct server *s)
     pthread_mutex_lock(&s->progress_lock);
     s->stopping = true;
     pthread_mutex_unlock(&s->progress_lock);
+    atomic_store(&bus_frontend, NULL);
     frontend_stop(s->frontend);
     s->frontend = NULL;
+}
+
+/* Inherited by every thread: main alone takes them, when it waits for them. */
+static void block_signals(sigset_t *signals)
+{
+    sigemptyset(signals);
+    sigaddset(signals, SIGTERM);
+    sigaddset(signals, SIGINT);
+    sigaddset(signals, SIGCHLD);
+    sigaddset(signals, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, signals, NULL);
 }
 
 static int serve(struct server *s, struct error *err)
@@ -455,25 +522,22 @@ static int serve(struct server *s, struct error *err)
     int status = 1, fault;
 
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGBUS, on_bus_error);
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGCHLD);
-    sigaddset(&signals, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &signals,
-                    NULL); /* inherited by every thread: main alone takes them */
+    watch_bus_errors(s->config);
+    block_signals(&signals);
     s->started_ns = s->logged_ns = clock_mono_ns();
     if (check_early(s->config, err) || observe_open_tracer(s->config, &s->tracer, err) ||
         start_frontend(s, err)) {
-        cli_fail(err);
+        tell_failure(err);
     } else if ((fault = pthread_create(&s->loader, NULL, load_thread, s))) {
-        fprintf(stderr, "inferd: no thread for loading: %s\n", strerror(fault));
+        error_set(err, STATUS_NOMEM, "no thread for loading: %s", strerror(fault));
+        tell_failure(err);
     } else {
         status = serve_until_told(s, &signals);
         if (status == EXIT_LOST) {
             /* A device that hangs would hold every call that ends it; nothing outlives the process. */
-            if (!s->stuck) {
+            if (s->stuck) {
+                frontend_remove_files(s->frontend);
+            } else {
                 stop_frontend(s);
                 tracer_destroy(
                     s->tracer); /* the requests that it took along are the ones to be seen */
@@ -485,9 +549,10 @@ static int serve(struct server *s, struct error *err)
         stop_frontend(s);
         if (!s->load_state) {
             log_info("stopped while loading", "%s", "");
-            _exit(0); /* the loading thread holds what it holds; nothing outlives the process */
+            pthread_detach(s->loader); /* it holds what it holds; nothing outlives the process */
+            _exit(0);
         }
-        pthread_join(s->loader, NULL);
+        join_loader(s);
         enum engine_end end = ask_engine(s, &signals);
 
         if (end != ENGINE_ANSWERS) { /* it cannot be joined; nothing outlives the process */
@@ -509,13 +574,21 @@ static int serve(struct server *s, struct error *err)
     return status;
 }
 
+static void warn_of_variable(const char *name)
+{
+    log_warn("environment variable not used", "name=%s why=\"there is no such option\"", name);
+}
+
 int cli_serve(int argc, char **argv)
 {
     struct config config;
     struct server s = {.config = &config, .progress_lock = PTHREAD_MUTEX_INITIALIZER};
     struct error err;
+    sigset_t signals;
     int status;
 
+    block_signals(
+        &signals); /* before anything else: one that comes early is heard later, and kills nobody */
     if (config_parse(argc, argv, &config, &err)) return cli_fail(&err) + 1;
     if (config.help) {
         printf("usage: inferd serve MODEL [options]\n");
@@ -531,6 +604,7 @@ int cli_serve(int argc, char **argv)
         status = 2;
     } else {
         observe_setup_log(&config);
+        config_unknown_variables(warn_of_variable);
         systemd_read(&s.systemd);
         service_open(&s.service, &s.systemd);
         reload_init(&s.reload, argc, argv, &config, s.systemd.credentials);

@@ -1,7 +1,9 @@
 /* client.c - the connection, and the requests that are open on it.
  *
  * libzmq connects again by itself, under a new routing id: the server then knows nothing of the old requests. So a monitor
- * tells of each end of a connection, and every open request ends with INFERD_LOST. */
+ * tells of each end of a connection, and every open request ends with INFERD_LOST. It tells of handshakes that failed, too,
+ * before the end of their connection: keys that do not fit are the usual reason. libzmq gives up after most of those, so the next
+ * request connects anew. */
 #include <inferd/client.h>
 
 #include <errno.h>
@@ -14,6 +16,7 @@
 #include "client/client_private.h"
 
 enum { HEARTBEAT_MS = 1000, SECRET_CHARS = 40 };
+#define ENDED "the connection to the server ended"
 
 int64_t client_now_ms(void)
 {
@@ -57,6 +60,7 @@ static int use_keys(struct inferd_client *c, const struct inferd_client_options 
     } else if (zmq_curve_keypair(public_key, secret)) {
         return client_fail(error, INFERD_FAILED, "this libzmq has no CURVE");
     }
+    c->has_keys = true;
     bool ok = !zmq_setsockopt(c->socket, ZMQ_CURVE_SERVERKEY, o->server_key, SECRET_CHARS + 1) &&
               !zmq_setsockopt(c->socket, ZMQ_CURVE_PUBLICKEY, public_key, sizeof public_key) &&
               !zmq_setsockopt(c->socket, ZMQ_CURVE_SECRETKEY, secret, sizeof secret);
@@ -71,8 +75,13 @@ static int open_monitor(struct inferd_client *c, struct inferd_error *error)
     static const char address[] =
         "inproc://inferd-client-monitor"; /* each client has a context of its own */
 
-    if (zmq_socket_monitor(c->socket, address, ZMQ_EVENT_DISCONNECTED))
+    if (zmq_socket_monitor(c->socket, address,
+                           ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+                               ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                               ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                               ZMQ_EVENT_HANDSHAKE_FAILED_AUTH))
         return client_fail(error, INFERD_FAILED, "no monitor: %s", zmq_strerror(errno));
+    c->why_lost = ENDED;
     c->monitor = zmq_socket(c->context, ZMQ_PAIR);
     if (!c->monitor || !set_int(c->monitor, ZMQ_LINGER, 0) || zmq_connect(c->monitor, address))
         return client_fail(error, INFERD_FAILED, "no monitor: %s", zmq_strerror(errno));
@@ -107,7 +116,7 @@ int inferd_client_open(const struct inferd_client_options *o, struct inferd_clie
     if (!c) return client_fail(error, INFERD_FAILED, "no memory for a client");
     int status = INFERD_OK;
 
-    if (o->api_key && !(c->api_key = strdup(o->api_key)))
+    if (!(c->endpoint = strdup(o->endpoint)) || (o->api_key && !(c->api_key = strdup(o->api_key))))
         status = client_fail(error, INFERD_FAILED, "no memory for a client");
     if (!status) status = open_socket(c, o, error);
     if (status) {
@@ -133,6 +142,7 @@ void inferd_client_close(struct inferd_client *c)
         continue;
     if (c->api_key) explicit_bzero(c->api_key, strlen(c->api_key));
     free(c->api_key);
+    free(c->endpoint);
     free(c);
 }
 
@@ -211,6 +221,13 @@ static int send_packed(struct inferd_client *c, const Inferd__V1__Request *reque
     return client_fail(error, status, "the request could not be sent: %s", zmq_strerror(errno));
 }
 
+static void connect_anew(struct inferd_client *c)
+{
+    c->given_up = false;
+    zmq_disconnect(c->socket, c->endpoint); /* gone already, as a rule */
+    zmq_connect(c->socket, c->endpoint);
+}
+
 int client_send(struct inferd_client *c, Inferd__V1__Request *request, inferd_on_event *on_event,
                 void *ctx, uint64_t *id, struct inferd_error *error)
 {
@@ -221,6 +238,7 @@ int client_send(struct inferd_client *c, Inferd__V1__Request *request, inferd_on
     request->has_id = true;
     request->id = r->id;
     request->api_key = c->api_key;
+    if (c->given_up) connect_anew(c);
     int status = send_packed(c, request, error);
 
     if (status) {
@@ -312,7 +330,7 @@ static void lose_all(struct inferd_client *c)
 {
     struct inferd_error error;
 
-    client_fail(&error, INFERD_LOST, "the connection to the server ended");
+    client_fail(&error, INFERD_LOST, "%s", c->why_lost);
     c->delivering = true;
     for (struct open_request *r = c->open; r; r = r->next) {
         struct inferd_event event = {
@@ -326,6 +344,25 @@ static void lose_all(struct inferd_client *c)
     sweep(c);
 }
 
+/* What a failed handshake says, seen from a client that has keys or none. */
+static const char *reason_of(const struct inferd_client *c, uint16_t event, uint32_t value)
+{
+    if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH)
+        return "the server refused this client's key: its public one must be in the server's list";
+    if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL &&
+        value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+        return c->has_keys ? "the server has no CURVE key: server_key must not be given"
+                           : "the server wants CURVE: server_key is missing";
+    if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        return c->has_keys ? "the handshake failed: server_key is not the server's public key"
+                           : "the handshake failed: the endpoint does not speak ZeroMQ";
+    /* the other side has seen it first */
+    return c->has_keys ? "the server ended the handshake: server_key is not its public key, or it "
+                         "has no CURVE key"
+                       : "the server ended the handshake: it wants CURVE and server_key is "
+                         "missing, or it does not speak ZeroMQ";
+}
+
 /* True: a connection has ended. */
 static bool read_monitor(struct inferd_client *c)
 {
@@ -333,17 +370,28 @@ static bool read_monitor(struct inferd_client *c)
 
     for (;;) {
         zmq_msg_t event, address;
+        uint16_t kind = 0;
+        uint32_t value = 0;
 
         zmq_msg_init(&event);
         if (zmq_msg_recv(&event, c->monitor, ZMQ_DONTWAIT) < 0) {
             zmq_msg_close(&event);
             return lost;
         }
-        lost = true;
+        if (zmq_msg_size(&event) == sizeof kind + sizeof value) {
+            memcpy(&kind, zmq_msg_data(&event), sizeof kind);
+            memcpy(&value, (char *)zmq_msg_data(&event) + sizeof kind, sizeof value);
+        }
         zmq_msg_init(&address);
         if (zmq_msg_more(&event)) zmq_msg_recv(&address, c->monitor, 0);
         zmq_msg_close(&event);
         zmq_msg_close(&address);
+        if (kind == ZMQ_EVENT_DISCONNECTED)
+            lost = true;
+        else
+            c->why_lost = kind == ZMQ_EVENT_HANDSHAKE_SUCCEEDED ? ENDED : reason_of(c, kind, value);
+        if (kind == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH || kind == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL)
+            c->given_up = true;
     }
 }
 

@@ -44,7 +44,7 @@ static int ask(struct inferd_client *c, Inferd__V1__Request *request, int timeou
             a->status =
                 client_fail(a->error, INFERD_PROTOCOL, "the server sent what is no message");
         else if (!a->came && !client_is_open(c, id))
-            a->status = client_fail(a->error, INFERD_LOST, "the connection to the server ended");
+            a->status = client_fail(a->error, INFERD_LOST, "%s", c->why_lost);
         if (a->status) break;
     }
     client_forget(c, id);

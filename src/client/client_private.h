@@ -16,11 +16,14 @@ struct open_request {
 
 struct inferd_client {
     void *context, *socket, *monitor;
-    char *api_key; /* NULL: none */
+    char *endpoint, *api_key; /* api_key: NULL: none */
     uint64_t last_id;
     struct open_request *open; /* newest first */
     uint32_t open_count;
-    bool delivering;
+    bool delivering, has_keys;
+    bool given_up; /* a handshake failed in a way after which libzmq does not try again */
+    const char *
+        why_lost; /* what INFERD_LOST says: the last handshake's fault, or that the connection ended */
 };
 
 /* --- client.c --- */

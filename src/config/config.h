@@ -76,6 +76,8 @@ const char *config_nearest_within(const char *name, unsigned edits_max);
  * HF_HOME/hub, XDG_CACHE_HOME/huggingface/hub, ~/.cache/huggingface/hub). The caller frees *out. Errors: STATUS_NOT_FOUND
  * with both places named. */
 enum status config_resolve_model(const char *model, char **out, struct error *err);
+/* Tells each variable INFERD_... that names no option: not ours, or a slip of the pen too large for config_parse to refuse. */
+void config_unknown_variables(void (*tell)(const char *name));
 /* Whether standard error is systemd's journal (JOURNAL_STREAM, systemd.exec(5)). */
 bool config_stderr_is_journal(void);
 /* The folder of inferd's own cache: XDG_CACHE_HOME/inferd or ~/.cache/inferd; it need not exist. The caller frees. NULL: the

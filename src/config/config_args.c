@@ -42,6 +42,22 @@ static enum status check_environment(struct error *err)
     return STATUS_OK;
 }
 
+void config_unknown_variables(void (*tell)(const char *name))
+{
+    for (char **v = environ; *v; v++) {
+        char name[80];
+        size_t n = strcspn(*v, "=");
+
+        if (strncmp(*v, "INFERD_", 7) != 0 || n < 8 || n >= sizeof name) continue;
+        for (size_t i = 0; i <= n; i++)
+            name[i] =
+                i == n ? '\0' : (char)((*v)[i] >= 'A' && (*v)[i] <= 'Z' ? (*v)[i] + 32 : (*v)[i]);
+        if (config_find(name + 7) >= 0) continue;
+        memcpy(name, *v, n);
+        tell(name);
+    }
+}
+
 /* What OTEL_TRACES_SAMPLER and its argument say as a share; NULL: nothing, or a sampler that we do not have. */
 static const char *otel_ratio(void)
 {

@@ -47,7 +47,9 @@ void config_print_markdown(FILE *to)
                 "variable `INFERD_<NAME>` and a key of the JSON file of `--config` (hyphens or "
                 "underscores). A flag beats the\n"
                 "environment, which beats the file, which beats the default. A wrong name is "
-                "refused with the nearest right one.\n"
+                "refused with the nearest right one;\n"
+                "a variable `INFERD_...` that is not even nearly an option is named in the log and "
+                "not used.\n"
                 "A boolean is given as `--name`, `--no-name` or `--name=false`.\n");
     for (uint32_t i = 0; i < config_option_count; i++) {
         const struct option *o = &config_options[i];

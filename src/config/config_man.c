@@ -5,7 +5,7 @@
 static const char head[] = ".SH NAME\ninferd \\- LLM inference server\n"
                            ".SH SYNOPSIS\n.B inferd serve\n.I MODEL\n.RI [ options ]\n"
                            ".br\n.B inferd\n.RB { plan | run | inspect | tokenize | bench | "
-                           "simulate | docs }\n.RI [ ... ]\n"
+                           "simulate | keygen | docs }\n.RI [ ... ]\n"
                            ".SH DESCRIPTION\n"
                            "One daemon that answers the OpenAI HTTP API from a GGUF file or a "
                            "folder in Hugging Face layout, on the CPU or an "

@@ -110,7 +110,7 @@ static void close_choice(struct engine *e, struct engine_request *er, struct cho
     c->open = false;
     er->open_count--;
     engine_leave_queue(e, c);
-    er->request->times.preemptions += c->seq.preemptions;
+    STAGE_ADD(er->request->times.preemptions, c->seq.preemptions);
     if (c->in_sched) sched_end(e->sched, &c->seq);
     if (er->open_count == 0) er->request->times.ended_ns = e->now_ns;
     mark_dirty(e, er);

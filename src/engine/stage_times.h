@@ -35,6 +35,10 @@ struct stage_times {
     int64_t stall_ns; /* time in which its socket could not take bytes; within the same */
 };
 
+/* The engine's counters are stored whole by their one writer, so that others may look at a request that still runs. */
+#define STAGE_ADD(counter, more) __atomic_store_n(&(counter), (counter) + (more), __ATOMIC_RELAXED)
+#define STAGE_LOOK(counter)      __atomic_load_n(&(counter), __ATOMIC_RELAXED)
+
 /* The same as a ledger: spans one behind the other, so that their sum is the time from received_ns to `now`, whatever was reached. A
  * stage that was never reached took nothing, and what came after the last one reached is its own. */
 enum request_stage {

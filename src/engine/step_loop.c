@@ -10,8 +10,10 @@
 #include "base/log.h"
 #include "engine/engine_state.h"
 #include "base/malloc_count.h"
+#include "base/wake_soon.h"
 
 enum {
+    WAKE_SLICE_US = 200,    /* a turn takes less */
     SWEEP_NS = 20000000,    /* how often deadlines and stalled readers are looked at */
     HEALTH_NS = 1000000000, /* how often a device that says nothing is asked */
     RATE_NS = 250000000,    /* the pace of the waiting list is measured over runs of this length */
@@ -204,7 +206,7 @@ static void note_started(struct engine *e, struct flight *flight)
 
         if (!choice->started) {
             if (choice->number % request->best_of == 0) { /* each prompt counts once */
-                times->cached_tokens += choice->seq.cached;
+                STAGE_ADD(times->cached_tokens, choice->seq.cached);
                 e->totals.cached_tokens += choice->seq.cached;
                 e->totals.computed_tokens += choice->seq.prompt_count - choice->seq.cached;
             }
@@ -212,17 +214,18 @@ static void note_started(struct engine *e, struct flight *flight)
             e->starts++;
             if (!times->scheduled_ns) {
                 __atomic_store_n(&times->scheduled_ns, e->now_ns, __ATOMIC_RELAXED);
-                times->queued_for = seq_hold_name(choice->seq.held);
+                __atomic_store_n(&times->queued_for, seq_hold_name(choice->seq.held),
+                                 __ATOMIC_RELAXED);
             }
         }
         bool prompt = entry->first_position < entry->seq->prompt_count;
 
-        times->prefill_chunks += prompt;
-        times->decode_steps += !prompt;
+        STAGE_ADD(times->prefill_chunks, prompt);
+        STAGE_ADD(times->decode_steps, !prompt);
+        STAGE_ADD(times->batch_rows_sum, planned->row_count);
         record->prompts += prompt;
         record->outputs += entry->output_count;
         record->kv_tokens += entry->first_position + entry->rows;
-        times->batch_rows_sum += planned->row_count;
     }
 }
 
@@ -431,6 +434,7 @@ void *step_loop(void *engine)
 
     device_begin_thread(e->device);
     pthread_setname_np(pthread_self(), "inferd-engine");
+    wake_soon(WAKE_SLICE_US);
     malloc_count_watch(&e->late_mallocs);
     for (;;) {
         uint32_t seen = notify_count(e->wake);

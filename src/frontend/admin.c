@@ -31,9 +31,18 @@ struct task {
 
 static void fail(struct task *t, unsigned status, const char *why)
 {
+    static const struct {
+        unsigned status;
+        const char *code;
+    } codes[] = {{400, "invalid_value"},      {404, "not_found"},
+                 {405, "method_not_allowed"}, {409, "server_stopping"},
+                 {413, "request_too_large"},  {503, "service_unavailable"}};
     struct api_fault fault;
+    const char *code = "bad_request";
 
-    api_refuse(&fault, status, NULL, NULL, "%s", why);
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (codes[i].status == status) code = codes[i].code;
+    api_refuse(&fault, status, code, NULL, "%s", why);
     buf_clear(&t->out);
     api_fault_body(&fault, &t->out);
     t->status = status;
@@ -372,10 +381,15 @@ enum status admin_start(struct frontend *f, struct admin **out, struct error *er
     return STATUS_OK;
 }
 
+void admin_remove_file(const struct admin *admin)
+{
+    if (admin->unlink_path) unlink(admin->unlink_path);
+}
+
 void admin_stop(struct admin *admin)
 {
     if (!admin) return;
     if (admin->mhd) MHD_stop_daemon(admin->mhd);
-    if (admin->unlink_path) unlink(admin->unlink_path);
+    admin_remove_file(admin);
     free(admin);
 }

@@ -11,4 +11,5 @@ struct admin; /* opaque */
 
 /* Listens at frontend->options.admin_path (mode 0600), or on admin_fd. Errors: STATUS_IO, STATUS_INVALID, STATUS_NOMEM. */
 enum status admin_start(struct frontend *frontend, struct admin **out, struct error *err);
-void admin_stop(struct admin *admin); /* takes NULL */
+void admin_remove_file(const struct admin *admin); /* safe in a signal handler */
+void admin_stop(struct admin *admin);              /* takes NULL */

@@ -222,7 +222,8 @@ void io_resume(struct call *call); /* lets libmicrohttpd go on with a suspended 
 void io_suspend(struct call *call);
 void io_watch_writable(struct call *call, bool on); /* sse_writable, when the socket has room */
 void io_done(struct call *call);                    /* text thread: hands the call back */
-void io_again(struct call *call);                   /* pump it once more in the next turn */
+bool io_may_open(struct call *call); /* whether the I/O thread itself may run it: a few a turn */
+void io_again(struct call *call);    /* pump it once more in the next turn */
 struct output_bell *io_bell(struct io_thread *io);
 const struct frontend_options *io_settings(const struct io_thread *io); /* until the turn's end */
 void io_touch(struct conn *conn); /* its last request has ended: its idle time begins */

@@ -46,6 +46,13 @@ static void take_times(const struct call *call, unsigned status, int64_t now_ns,
             .first_token_ns = call->first_token_ns,
             .last_token_ns = call->last_token_ns,
             .prompt_tokens = r->times.prompt_tokens,
+            .cached_tokens = STAGE_LOOK(r->times.cached_tokens),
+            .completion_tokens = STAGE_LOOK(r->times.completion_tokens),
+            .prefill_chunks = STAGE_LOOK(r->times.prefill_chunks),
+            .decode_steps = STAGE_LOOK(r->times.decode_steps),
+            .batch_rows_sum = STAGE_LOOK(r->times.batch_rows_sum),
+            .preemptions = STAGE_LOOK(r->times.preemptions),
+            .queued_for = STAGE_LOOK(r->times.queued_for),
         };
     out->detokenize_ns = (int64_t)call->make_ns;
     out->stall_ns = call->stall_ns;

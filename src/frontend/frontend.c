@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/place.h"
 #include "frontend/admin.h"
 #include "frontend/call.h"
 #include "frontend/io_thread.h"
@@ -68,17 +69,21 @@ static enum status open_socket(struct frontend *f, struct error *err)
 static enum status start_all(struct frontend *f, struct error *err)
 {
     const struct frontend_options *o = &f->options;
+    struct place place;
     enum status st = o->tls_cert ? tls_load(o->tls_cert, o->tls_key, err) : STATUS_OK;
 
     if (!st) st = open_socket(f, err);
     if (!st) st = text_pool_create(o->text_threads, TEXT_QUEUE_MAX, call_run, &f->pool, err);
     if (!st) st = text_pool_create(1, LONG_QUEUE_MAX, call_run, &f->long_pool, err);
+    place_begin(&place, o->io_cpus);
     for (uint32_t i = 0; !st && i < o->io_threads; i++) {
         f->io_count++;
         st = io_create(f, &f->io[i], i, (o->connections_max + o->io_threads - 1) / o->io_threads,
                        err);
     }
     if (!st && o->zmq_endpoint_count) st = zmq_front_create(f, &f->zmq, err);
+    place_end(&place);
+    f->options.io_cpus = NULL; /* borrowed until here */
     if (!st && (o->admin_path || o->admin_fd)) st = admin_start(f, &f->admin, err); /* asks all */
     return st;
 }
@@ -133,7 +138,7 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
 
 const char *frontend_zmq_endpoint(const struct frontend *f, uint32_t i)
 {
-    return f->zmq->endpoints[i];
+    return f->zmq->endpoints[i].text;
 }
 
 uint16_t frontend_port(const struct frontend *f)
@@ -178,13 +183,18 @@ enum status frontend_reload(struct frontend *f, const struct frontend_options *o
     struct settings *settings = settings_create(&merged), *old;
 
     if (!settings) return error_set(err, STATUS_NOMEM, "no memory for the new settings");
-    enum status st =
-        f->options.tls_cert ? tls_load(f->options.tls_cert, f->options.tls_key, err) : STATUS_OK;
+    struct zmq_auth *auth = f->zmq ? f->zmq->auth : NULL;
+    struct zmq_clients *clients = NULL;
+    enum status st = auth ? zmq_auth_read(auth, &f->options, &clients, err) : STATUS_OK;
 
+    if (!st && f->options.tls_cert) st = tls_load(f->options.tls_cert, f->options.tls_key, err);
+    if (st) zmq_auth_drop(clients);
     if (st) {
         settings_unref(settings);
         return st;
     }
+    if (clients) zmq_auth_take(auth, clients);
+    if (f->options.tls_cert) log_info("certificate read", "tls_cert=\"%s\"", f->options.tls_cert);
     pthread_mutex_lock(&f->lock);
     old = f->settings_now;
     f->settings_now = settings;
@@ -236,6 +246,14 @@ void frontend_settle(struct frontend *f)
     struct engine *engine = atomic_load(&f->engine);
 
     if (engine) engine_settle(engine);
+}
+
+void frontend_remove_files(const struct frontend *f)
+{
+    if (uses_unix(&f->options) && !f->options.socket_fd && f->listen_fd >= 0)
+        unlink(f->options.uds);
+    if (f->admin) admin_remove_file(f->admin);
+    if (f->zmq) zmq_listen_remove_files(f->zmq);
 }
 
 void frontend_stop(struct frontend *f)

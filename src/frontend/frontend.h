@@ -1,7 +1,7 @@
 /* frontend.h - sockets, connections, streaming. The door of src/frontend.
  *
  * Threads: `io_threads` I/O threads, each with an epoll loop, a libmicrohttpd daemon of its own in external mode and a
- * share of the connections; `text_threads` text threads that parse, render and tokenise (never in an I/O thread: a long
+ * share of the connections; `text_threads` text threads that parse, render and tokenise (all but short prompts: a long
  * prompt must not stall other streams). A request's life:
  *
  *     I/O thread            text pool                engine             I/O thread
@@ -13,6 +13,7 @@
  * Thread: all functions from the owner's one thread, frontend_busy from any. */
 #pragma once
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -66,6 +67,8 @@ struct frontend_options {
         progress_timeout_s; /* of an engine without progress; 0: 30. The owner probes an idle one */
     uint32_t connections_max; /* over all I/O threads */
     uint32_t io_threads, text_threads;
+    const cpu_set_t *
+        io_cpus; /* processors of I/O and ZeroMQ's threads; NULL: any. Read by frontend_start alone */
     bool vllm_metrics;     /* /metrics under vLLM's names too */
     bool log_prompts;      /* the text of each prompt goes to the log */
     struct tracer *tracer; /* where requests are reported as traces; NULL: nowhere */
@@ -97,8 +100,8 @@ enum status frontend_set_ready(struct frontend *frontend, struct engine *engine,
 
 /* For /ready while loading. phase is copied. Any thread. */
 void frontend_set_progress(struct frontend *frontend, const char *phase, unsigned percent);
-/* Takes the reloadable members of *options, keys and the TLS files' content; no connection is dropped. Requests under way
- * keep the limits that they came with. On an error nothing has changed. Any thread, one at a time. */
+/* Takes the reloadable members of *options, keys and the content of the TLS files and of the list of ZeroMQ clients' keys; no
+ * connection is dropped. Requests under way keep the limits that they came with. On an error nothing has changed. Any thread, one at a time. */
 enum status frontend_reload(struct frontend *frontend, const struct frontend_options *options,
                             struct error *err);
 
@@ -113,6 +116,13 @@ void frontend_resume(struct frontend *frontend);
 /* Requests that have been read whole and are being computed or sent. */
 uint32_t frontend_busy(const struct frontend *frontend);
 
+enum { ZMQ_KEY_TEXT = 40 }; /* characters of a CURVE key: Z85 of 32 bytes */
+/* A new pair of CURVE keys, each with its NUL. Errors: STATUS_UNSUPPORTED (a libzmq without CURVE). */
+enum status frontend_make_zmq_keys(char public_text[ZMQ_KEY_TEXT + 1],
+                                   char secret_text[ZMQ_KEY_TEXT + 1], struct error *err);
+
+/* For an end without frontend_stop: removes the socket files. Safe in a signal handler. */
+void frontend_remove_files(const struct frontend *frontend);
 /* Ends open streams with an error event, other requests with 503, waits up to 2 s for bytes on their way, closes all
  * sockets, joins all threads. Takes NULL. */
 void frontend_stop(struct frontend *frontend);

@@ -17,8 +17,9 @@
 #include "frontend/web_page.h"
 
 enum {
-    LONG_BODY_BYTES = 128 << 10
-}; /* beyond it a body may take a text thread more than some 50 ms */
+    LONG_BODY_BYTES = 128 << 10, /* beyond it a body may take a text thread more than some 50 ms */
+    OPEN_HERE_BYTES = 1 << 10,
+};
 
 static const struct frontend_options *settings_of(const struct call *call)
 {
@@ -288,12 +289,21 @@ static void mark_received(struct call *call)
     atomic_fetch_add(&call->frontend->busy, 1);
 }
 
+/* A short prompt takes less time to tokenise than a text thread to wake up and to wake us; a few of them in a turn hold up
+ * nobody. */
 static enum MHD_Result start_parsing(struct call *call, struct MHD_Connection *mhd)
 {
     mark_received(call);
     call->state = CALL_PARSING;
     struct frontend *f = call->frontend;
+    bool short_prompt = call->route == ROUTE_COMPLETIONS && call->body.len <= OPEN_HERE_BYTES;
 
+    if (short_prompt && io_may_open(call)) {
+        io_suspend(call);
+        if (call->conn->hung_up) call_vanish(call);
+        call_run(call);
+        return MHD_YES;
+    }
     if (!text_pool_submit(call->body.len > LONG_BODY_BYTES ? f->long_pool : f->pool, call)) {
         io_suspend(call);
         if (call->conn->hung_up) call_vanish(call);

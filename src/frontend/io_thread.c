@@ -86,7 +86,14 @@ void io_done(struct call *call)
     call->next_done = io->done;
     io->done = call;
     pthread_mutex_unlock(&io->lock);
-    if (first) io_wake(io);
+    if (first && !pthread_equal(pthread_self(), io->self)) io_wake(io);
+}
+
+bool io_may_open(struct call *call)
+{
+    struct io_thread *io = call->conn->io;
+
+    return io->opened_here < OPEN_HERE_MAX && ++io->opened_here;
 }
 
 void io_again(struct call *call)
@@ -456,6 +463,12 @@ static void turn(struct io_thread *io, int ms)
     take_again(io);
     if (arrived) accept_some(io);
     MHD_run(io->mhd);
+    for (uint32_t taken = 0; taken != io->opened_here;) {
+        taken = io->opened_here;
+        take_done(io);
+        MHD_run(io->mhd); /* answers that are there already; it may open a few more */
+    }
+    io->opened_here = 0;
     int64_t now = clock_mono_ns();
 
     if (linger) read_lingers(io, now);
@@ -500,6 +513,7 @@ static void *io_main(void *arg)
     struct io_thread *io = arg;
 
     pthread_setname_np(pthread_self(), "inferd-io");
+    io->self = pthread_self();
     while (!atomic_load(&io->stopping)) {
         look_around(io);
         turn(io, wait_ms(io));

@@ -17,7 +17,8 @@ enum {
     /* Of each connection, for request line, headers and the answer's head: 16 KiB of them must work, 256 KiB must fail.
      * libmicrohttpd zeroes all of it after each request; above 32 KiB it is a mapping of its own (idle_memory.c). */
     MHD_POOL_BYTES = 36 << 10,
-    LINGERS_MAX = 64, /* closed connections whose leftovers are read away, at once */
+    OPEN_HERE_MAX = 16, /* in a turn: some 0.5 ms */
+    LINGERS_MAX = 64,   /* closed connections whose leftovers are read away, at once */
 };
 
 struct leftover {
@@ -33,8 +34,9 @@ struct io_thread {
     struct conn *arriving;                      /* during MHD_add_connection */
     int spare_fd; /* given up for a moment when descriptors run out, to close a connection properly */
     int64_t told_full_ns; /* last warning about it */
-    pthread_t thread;
+    pthread_t thread, self;
     bool started;
+    uint32_t opened_here; /* requests of this turn that this thread opened itself */
     int epoll_fd, mhd_epoll_fd, wake_fd;
     struct MHD_Daemon *mhd;
     struct output_bell bell;

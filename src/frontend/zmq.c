@@ -1,10 +1,8 @@
 #include "frontend/zmq.h"
-#include "frontend/listen.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -190,6 +188,7 @@ static void turn(struct zmq_front *z, long ms)
     uint32_t taken = 0;
 
     if (z->stuck_count && ms > RETRY_MS) ms = RETRY_MS;
+    if (z->lazy_left && ms > ZMQ_LAZY_MS) ms = ZMQ_LAZY_MS;
     if (zmq_poll(items, z->zap ? 4 : 3, z->again ? 0 : ms) < 0) return; /* EINTR */
     settings_follow(z->frontend, &z->settings);
     if (items[1].revents) drain_eventfd(z->wake_fd);
@@ -259,61 +258,6 @@ static enum status set_options(struct zmq_front *z, struct error *err)
     return STATUS_OK;
 }
 
-static const char *path_of(const char *endpoint)
-{
-    bool named = strncmp(endpoint, "ipc://", 6) == 0 && endpoint[6] && endpoint[6] != '@' &&
-                 endpoint[6] != '*';
-
-    return named ? endpoint + 6 : NULL;
-}
-
-static uint64_t inode_of(const char *endpoint)
-{
-    const char *path = path_of(endpoint);
-    struct stat about;
-
-    return path && !stat(path, &about) ? about.st_ino : 0;
-}
-
-/* libzmq leaves its socket file behind. One that a newer daemon has put there since is not ours. */
-static void remove_files(struct zmq_front *z)
-{
-    for (uint32_t i = 0; i < z->endpoint_count; i++)
-        if (z->endpoint_inodes[i] && inode_of(z->endpoints[i]) == z->endpoint_inodes[i])
-            unlink(path_of(z->endpoints[i]));
-}
-
-static enum status bind_all(struct zmq_front *z, struct error *err)
-{
-    const struct frontend_options *o = &z->frontend->options;
-
-    z->endpoints = calloc(o->zmq_endpoint_count, sizeof *z->endpoints);
-    z->endpoint_inodes = calloc(o->zmq_endpoint_count, sizeof *z->endpoint_inodes);
-    if (!z->endpoints || !z->endpoint_inodes)
-        return error_set(err, STATUS_NOMEM, "no memory for the ZeroMQ front end");
-    for (uint32_t i = 0; i < o->zmq_endpoint_count; i++) {
-        const char *wanted = o->zmq_endpoints[i];
-        size_t size = sizeof z->endpoints[i];
-
-        if (strncmp(wanted, "tcp://", 6) != 0 && strncmp(wanted, "ipc://", 6) != 0)
-            return error_set(err, STATUS_INVALID,
-                             "zmq_listen is '%.100s'; it must begin with tcp:// or ipc://", wanted);
-        set_int(z->router, ZMQ_IPV6, strchr(wanted, '[') || strstr(wanted, "//*"));
-        /* libzmq itself would remove any file that is in its way */
-        enum status st = path_of(wanted) ? listen_clear(path_of(wanted), err) : STATUS_OK;
-
-        if (st) return st;
-        if (zmq_bind(z->router, wanted))
-            return error_set(err, STATUS_IO, "cannot listen on %.200s: %s", wanted,
-                             zmq_strerror(zmq_errno()));
-        zmq_getsockopt(z->router, ZMQ_LAST_ENDPOINT, z->endpoints[i], &size);
-        z->endpoint_inodes[i] = inode_of(z->endpoints[i]);
-        z->endpoint_count++;
-        log_info("listening", "zmq=%s curve=%s", z->endpoints[i], z->auth ? "yes" : "no");
-    }
-    return STATUS_OK;
-}
-
 static enum status open_all(struct zmq_front *z, struct error *err)
 {
     if (output_bell_init(&z->bell)) return error_set(err, STATUS_IO, "no eventfd for ZeroMQ");
@@ -326,7 +270,7 @@ static enum status open_all(struct zmq_front *z, struct error *err)
     enum status st = set_options(z, err);
 
     if (!st) st = zmq_auth_create(z, &z->auth, err);
-    return st ? st : bind_all(z, err);
+    return st ? st : zmq_listen_all(z, err);
 }
 
 enum status zmq_front_create(struct frontend *frontend, struct zmq_front **out, struct error *err)
@@ -370,8 +314,8 @@ void zmq_front_destroy(struct zmq_front *z)
     if (z->router) zmq_close(z->router);
     if (z->zap) zmq_close(z->zap);
     while (z->context && zmq_ctx_term(z->context) && errno == EINTR)
-        continue; /* it waits LINGER_MS at most */
-    remove_files(z);
+        continue;               /* it waits LINGER_MS at most */
+    zmq_listen_remove_files(z); /* libzmq leaves them behind */
     zmq_auth_destroy(z->auth);
     if (z->bell.event_fd >= 0) output_bell_fini(&z->bell);
     if (z->wake_fd >= 0) close(z->wake_fd);
@@ -379,6 +323,5 @@ void zmq_front_destroy(struct zmq_front *z)
     zmq_blocks_fini(&z->blocks); /* libzmq has let go of all messages */
     settings_unref(z->settings);
     free(z->endpoints);
-    free(z->endpoint_inodes);
     free(z);
 }

@@ -32,13 +32,16 @@ enum {
     ZMQ_BLOCK_MAX = 128 << 10,
     ZMQ_SEND_HWM = 64, /* messages in the socket per client */
     ZMQ_RECEIVE_HWM = 64,
+    ZMQ_ENDPOINT_MAX = 256,
+    ZMQ_LAZY_MS = 1,
 };
 
 struct zmq_client {
     unsigned char id[ZMQ_ID_MAX];
     uint8_t id_len;
     bool dirty, stuck; /* stuck: the socket has no room for it */
-    bool out_failed;   /* no memory for its answers */
+    bool lazy; /* dirty, with nothing but a Started, which waits a moment for what comes after it */
+    bool out_failed; /* no memory for its answers */
     uint64_t hash;
     struct zmq_client *hash_next, *prev, *next;
     struct zmq_call *calls;
@@ -46,7 +49,7 @@ struct zmq_client {
     struct buf out;    /* Responses not yet given to the socket */
     zmq_msg_t pending; /* built from out, not taken by the socket */
     bool has_pending;
-    int64_t stuck_ns, sent_ns;
+    int64_t stuck_ns, sent_ns, lazy_ns;
     struct zmq_client *dirty_next;
 };
 
@@ -68,14 +71,18 @@ struct zmq_blocks {
     uint32_t count;
 };
 
+struct zmq_endpoint {
+    char text[ZMQ_ENDPOINT_MAX]; /* as bound */
+    uint64_t inode;              /* of the socket file of ipc; 0: none */
+};
+
 struct zmq_front {
     struct frontend *frontend;
     struct settings *settings; /* a reference; looked at once a turn */
     struct zmq_stats *stats;
     void *context, *router, *zap;
     struct zmq_auth *auth;
-    char (*endpoints)[256];    /* [endpoint_count] as bound */
-    uint64_t *endpoint_inodes; /* [endpoint_count] of the socket file of ipc; 0: none */
+    struct zmq_endpoint *endpoints; /* [endpoint_count], bound */
     uint32_t endpoint_count;
     pthread_t thread;
     bool started;
@@ -88,6 +95,7 @@ struct zmq_front {
     uint32_t opened_here; /* requests of this turn that this thread opened itself */
     pthread_t self;
     struct zmq_client *dirty;         /* with something to send */
+    bool lazy_left;                   /* some of them wait */
     struct zmq_call *again, *orphans; /* orphans: with a text thread, their client gone */
     uint64_t secret;
     struct zmq_blocks blocks; /* memory of messages that have been sent */
@@ -123,6 +131,9 @@ struct zmq_client *zmq_client_open(struct zmq_front *front,
                                    struct slice id); /* found or made; NULL: no memory */
 /* Notes that `out` has something. */
 void zmq_client_touch(struct zmq_front *front, struct zmq_client *client);
+/* The same for a Started: it goes with what comes after it, or alone after ZMQ_LAZY_MS. A message less for those whose answer is
+ * there that soon. */
+void zmq_client_touch_lazily(struct zmq_front *front, struct zmq_client *client);
 bool zmq_client_has_room(const struct zmq_client *client);
 /* Sends what the socket takes, of all clients that were touched. */
 void zmq_client_flush_all(struct zmq_front *front);
@@ -150,13 +161,31 @@ void zmq_call_fail_all(struct zmq_front *front, struct zmq_client *client,
 /* The end of the drain time. */
 void zmq_call_end_all(struct zmq_front *front);
 
+/* --- zmq_listen.c: endpoints --- */
+
+/* Binds the router to all endpoints of the options. Errors: STATUS_INVALID (no endpoint), STATUS_IO, STATUS_NOMEM. */
+enum status zmq_listen_all(struct zmq_front *front, struct error *err);
+/* The socket files of ipc, but one that a newer daemon has put in its place. Safe in a signal handler. */
+void zmq_listen_remove_files(const struct zmq_front *front);
+
 /* --- zmq_auth.c: keys --- */
+
+struct zmq_clients; /* a list of clients' keys */
 
 /* Reads the files of the options and readies the sockets: CURVE on the router, the handler of ZAP where there is a list of
  * client keys. *out is NULL without keys. Errors: STATUS_INVALID, STATUS_IO, STATUS_NOT_FOUND. */
 enum status zmq_auth_create(struct zmq_front *front, struct zmq_auth **out, struct error *err);
 void zmq_auth_destroy(struct zmq_auth *auth); /* takes NULL */
+/* Reads the files again; any thread. *out: for zmq_auth_take, or zmq_auth_drop; NULL: there is nothing to be taken. The server's
+ * own key stays that of the start: libzmq takes another one only with all connections closed. Errors: as above. */
+enum status zmq_auth_read(const struct zmq_auth *auth, const struct frontend_options *options,
+                          struct zmq_clients **out, struct error *err);
+/* The new list is in force, for handshakes and for messages. Takes `clients`. Any thread. */
+void zmq_auth_take(struct zmq_auth *auth, struct zmq_clients *clients);
+void zmq_auth_drop(struct zmq_clients *clients); /* takes NULL */
 /* Answers the handshakes that wait at front->zap. */
 void zmq_auth_answer(struct zmq_front *front);
+/* Whether the client that sent the message, whose key was in the list when it connected, still is. */
+bool zmq_auth_listed(struct zmq_auth *auth, zmq_msg_t *message);
 /* Whether the Request carries one of the API keys; the same time whichever differs. */
 bool zmq_auth_key_ok(const struct frontend_options *options, struct slice key);

@@ -363,6 +363,12 @@ static void handle(struct zmq_front *z, struct zmq_client *client, const struct 
 {
     struct api_fault fault;
 
+    if (!zmq_auth_listed(z->auth, message)) {
+        api_refuse(&fault, 401, "invalid_client_key", NULL,
+                   "The client's CURVE key is not in the server's list any more.");
+        refuse(z, client, head, &fault);
+        return;
+    }
     if (head->kind != API_MESSAGE_HEALTH && z->settings->o.api_key_count &&
         !zmq_auth_key_ok(&z->settings->o, head->api_key)) {
         api_refuse(&fault, 401, "invalid_api_key", NULL,
@@ -503,7 +509,7 @@ void zmq_call_opened(struct zmq_front *z, struct zmq_call *zc)
         call_show(call);
         call->state = api_stream_is_sse(call->api.stream) ? CALL_STREAM : CALL_WAITING;
         api_stream_begin(call->api.stream, &zc->client->out);
-        zmq_client_touch(z, zc->client);
+        zmq_client_touch_lazily(z, zc->client);
         zmq_call_pump(z, zc);
         return;
     }

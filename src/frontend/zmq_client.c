@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "frontend/zmq.h"
 
-static const int64_t probe_ns = 250000000, second_ns = 1000000000;
+static const int64_t probe_ns = 250000000, second_ns = 1000000000, lazy_ns = ZMQ_LAZY_MS * 1000000;
 
 struct zmq_client *zmq_client_find(struct zmq_front *z, struct slice id)
 {
@@ -85,12 +85,25 @@ static void destroy(struct zmq_front *z, struct zmq_client *c)
     atomic_store_explicit(&z->stats->clients, --z->client_count, memory_order_relaxed);
 }
 
-void zmq_client_touch(struct zmq_front *z, struct zmq_client *c)
+static void list_dirty(struct zmq_front *z, struct zmq_client *c)
 {
-    if (c->dirty) return;
     c->dirty = true;
     c->dirty_next = z->dirty;
     z->dirty = c;
+}
+
+void zmq_client_touch(struct zmq_front *z, struct zmq_client *c)
+{
+    c->lazy = false;
+    if (!c->dirty) list_dirty(z, c);
+}
+
+void zmq_client_touch_lazily(struct zmq_front *z, struct zmq_client *c)
+{
+    if (c->dirty) return;
+    c->lazy = true;
+    c->lazy_ns = clock_mono_ns();
+    list_dirty(z, c);
 }
 
 bool zmq_client_has_room(const struct zmq_client *c)
@@ -211,13 +224,21 @@ static bool flush(struct zmq_front *z, struct zmq_client *c)
 
 void zmq_client_flush_all(struct zmq_front *z)
 {
-    struct zmq_client *c;
+    struct zmq_client *c, *waiting = NULL;
+    int64_t now = z->dirty ? clock_mono_ns() : 0;
 
     while ((c = z->dirty)) {
         z->dirty = c->dirty_next;
-        c->dirty = false;
+        if (c->lazy && now - c->lazy_ns < lazy_ns) {
+            c->dirty_next = waiting;
+            waiting = c;
+            continue;
+        }
+        c->dirty = c->lazy = false;
         flush(z, c);
     }
+    z->dirty = waiting;
+    z->lazy_left = waiting != NULL;
 }
 
 /* What waited for room goes on. */

@@ -257,7 +257,7 @@ static void put_http(struct buf *out, const struct http_stats *http)
 
     put_requests(out, http);
     put_rejected(out, http);
-    single(out, "requests_aborted_total", "counter", "Generation requests ended by a disconnect.",
+    single(out, "requests_aborted_total", "counter", "Generation requests that their client ended: it left, or cancelled.",
            atomic_load(&http->aborted));
     single(out, "connections", "gauge", "Open connections.", opened > closed ? opened - closed : 0);
     single(out, "connections_total", "counter", "Connections accepted.", opened);

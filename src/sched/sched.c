@@ -42,10 +42,10 @@ static enum status check_options(const struct sched_options *options,
                                  const struct device_limits *limits, struct error *err)
 {
     if (options->max_num_seqs < 1 || options->max_num_seqs > limits->slots_max)
-        return error_set(err, STATUS_INVALID, "max_num_seqs is %u; it must be 1 to %u",
+        return error_set(err, STATUS_INVALID, "--max-num-seqs is %u; it must be 1 to %u",
                          options->max_num_seqs, limits->slots_max);
     if (options->max_num_batched_tokens < 1 || options->max_num_batched_tokens > limits->rows_max)
-        return error_set(err, STATUS_INVALID, "max_num_batched_tokens is %u; it must be 1 to %u",
+        return error_set(err, STATUS_INVALID, "--max-num-batched-tokens is %u; it must be 1 to %u",
                          options->max_num_batched_tokens, limits->rows_max);
     return STATUS_OK;
 }

@@ -2,7 +2,7 @@
  *
  *   client_drill ENDPOINT             all of it; prints "passed"
  *   client_drill ENDPOINT lost        one long request; prints "running", then what ended it
- *   client_drill ENDPOINT health MS   prints the status of one health question */
+ *   client_drill ENDPOINT health MS   prints the status of one health question, and why */
 #include <inferd/client.h>
 
 #include <stdio.h>
@@ -195,7 +195,9 @@ int main(int argc, char **argv)
 
     CHECK(!inferd_client_open(&options, &c, &error));
     if (argc == 4) {
-        printf("%d\n", inferd_client_health(c, atoi(argv[3]), &health, &error));
+        int status = inferd_client_health(c, atoi(argv[3]), &health, &error);
+
+        printf("%d\n%s\n", status, status ? error.message : "");
     } else if (argc == 3) {
         lose(c);
     } else {

@@ -155,13 +155,17 @@ def test_a_wrong_reload_changes_nothing(start, tmp, admin):
     config.write_text(good)
     daemon = start(step_us=0, keys=[], extra=["--admin-socket", admin, "--config", config], wait=False)
     daemon.wait_ready()
-    for text, key_text in (("{", "sk-two\n"), ('{"max_n": 0}', "sk-two\n"), (good, ""), ("{}", "sk-two\n"), ('{"max_m": 1}', "sk-two\n")):
+    wrong = (("{", "sk-two\n"), ('{"max_n": 0}', "sk-two\n"), (good, ""), ("{}", "sk-two\n"), ('{"max_m": 1}', "sk-two\n"))
+    for count, (text, key_text) in enumerate(wrong, 1):
         config.write_text(text)
         keys.write_text(key_text)
         answer = ask(admin, "POST", "/admin/reload", {})
         assert answer.status == 400 and answer.json()["error"]["code"] == "reload_refused", (text, answer.body)
         daemon.process.send_signal(signal.SIGHUP)
-    time.sleep(0.3)
+        end = time.monotonic() + 10  # the files change again after it has been heard: half of each pair may well be right
+        while daemon.log_text().count("reload refused") < 2 * count and time.monotonic() < end:
+            time.sleep(0.01)
+    assert daemon.log_text().count("reload refused") == 2 * len(wrong)
     keys.write_text("sk-one\n")
     assert daemon.post("/v1/completions", {"prompt": "a", "n": 4, "max_tokens": 1}, "Authorization: Bearer sk-one").status == 200
     assert daemon.post("/v1/completions", {"prompt": "a"}, "Authorization: Bearer sk-two").status == 401

@@ -64,4 +64,38 @@ def test_the_end_of_the_server_ends_requests(start, how):
 
 def test_a_server_that_is_not_there_is_a_time_limit():
     got = run(program("client_drill"), "tcp://127.0.0.1:1", "health", "300")
-    assert got.stdout == "3\n"  # INFERD_TIMEOUT
+    assert got.stdout.startswith("3\n")  # INFERD_TIMEOUT
+
+
+@pytest.mark.parametrize("wrong, why", [("another server's", "server_key"), ("a stranger's", "list"), ("none", "server_key is missing"),
+                                        ("a server without", "no CURVE key")])
+def test_a_wrong_key_is_told(start, tmp, wrong, why):
+    (public, secret), (mine, my_secret) = ([k.decode() for k in zmq.curve_keypair()] for _ in range(2))
+    (tmp / "w-server.key").write_text(secret + "\n")
+    (tmp / "w-clients.keys").write_text(mine + "\n")
+    curve = {} if wrong == "a server without" else dict(zmq_key=str(tmp / "w-server.key"), zmq_clients=str(tmp / "w-clients.keys"))
+    daemon = start(step_us=0, zmq="tcp://127.0.0.1:*", **curve)
+    keys = {"INFERD_SERVER_KEY": public, "INFERD_CLIENT_SECRET": my_secret}
+    if wrong == "another server's":
+        keys["INFERD_SERVER_KEY"] = zmq.curve_keypair()[0].decode()
+    elif wrong == "a stranger's":
+        keys["INFERD_CLIENT_SECRET"] = zmq.curve_keypair()[1].decode()
+    elif wrong == "none":
+        keys = {}
+    begin = time.monotonic()
+    got = run(program("client_drill"), endpoint_of(daemon), "health", "3000", env=keys)
+    status, message = got.stdout.splitlines()
+    assert status == "4" and why in message and time.monotonic() - begin < 2, got  # INFERD_LOST, at once
+    assert daemon.metrics()["inferd_zmq_keys_refused_total"] == (wrong == "a stranger's")
+
+
+def test_many_clients_at_once_and_one_that_comes_before_its_server(start, tmp):
+    path = tmp / "early.sock"
+    early = subprocess.Popen([program("client_drill"), f"ipc://{path}", "health", "20000"], stdout=subprocess.PIPE, text=True)
+    time.sleep(0.3)
+    daemon = start(step_us=200, zmq=f"ipc://{path}")
+    assert early.communicate(timeout=30)[0].startswith("0\n")
+    many = [subprocess.Popen([program("client_drill"), f"ipc://{path}", "health", "5000"], stdout=subprocess.PIPE, text=True)
+            for _ in range(20)]
+    assert all(p.communicate(timeout=20)[0].startswith("0\n") for p in many)
+    daemon.wait_idle(2)

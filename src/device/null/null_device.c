@@ -11,8 +11,11 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/wake_soon.h"
 #include "device/device_memory.h"
 #include "device/step_queue.h"
+
+enum { WAKE_SLICE_US = 200 }; /* a pretended GPU does not wait for a processor */
 
 struct null_slot {
     uint64_t seed;
@@ -31,6 +34,7 @@ struct null_device {
     struct step_output *outputs; /* [steps_inflight][logits_max] */
     int64_t free_at_ns;          /* when the pretended device has done its last step */
     struct step_queue queue;
+    bool awake_soon; /* its thread has asked for that */
 };
 
 static struct null_device *of(struct device *device)
@@ -105,6 +109,8 @@ static void keep_pace(struct null_device *d, int64_t started_ns)
     struct timespec at;
 
     if (!d->step_us) return;
+    if (!d->awake_soon) wake_soon(WAKE_SLICE_US);
+    d->awake_soon = true;
     if (started_ns - d->free_at_ns < 200000) from = d->free_at_ns; /* was only woken late */
     d->free_at_ns = from + (int64_t)d->step_us * 1000;
     at = (struct timespec){d->free_at_ns / 1000000000, d->free_at_ns % 1000000000};
