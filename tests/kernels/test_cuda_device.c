@@ -303,6 +303,25 @@ TEST(all_layers_in_one_launch_give_the_bytes_of_a_launch_for_each_part)
         free(logits[i]);
 }
 
+/* That launch has the bits of the products for few rows; where one kind of products runs up to 64 rows, it must not run at all. */
+TEST(all_layers_in_one_launch_are_not_for_a_batch_invariant_device)
+{
+    struct harness_options options = {
+        .device = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16, .batch_invariant = true},
+        .model = {.dummy = true, .dummy_seed = 5},
+        .slots = 2,
+        .context_tokens = 256};
+    struct harness h;
+
+    if (!have_gpu()) skip();
+    harness_open(&h, INFERD_SOURCE_DIR "/configs/models/SmolLM2-135M", &options);
+    bool sm_90 = strstr(device_description(h.device), "sm_90") != NULL;
+    bool has_it = cuda_use_chain(h.device, true);
+    harness_close(&h);
+    if (!sm_90) skip();
+    EXPECT_TRUE(!has_it);
+}
+
 TEST(the_type_of_computing_follows_the_weights)
 {
     static const struct {

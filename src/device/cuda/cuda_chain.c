@@ -80,7 +80,8 @@ enum status cuda_chain_open(struct cuda_device *d, struct error *err)
     uint64_t stride;
 
     d->chain.fits = false;
-    if (!all_alike(d, &l, &stride)) return STATUS_OK;
+    /* Its bits are those of the skinny products: where one row runs others (--batch-invariant), a row would have other ones alone. */
+    if (!d->skinny_rows || !all_alike(d, &l, &stride)) return STATUS_OK;
     const struct stage_attn_in *in = &l.attn_in->plan->attn_in;
     struct decode_chain_shape shape = {d->plan->layers,
                                        d->plan->hidden,

@@ -335,8 +335,8 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
     if (!st) st = fill_ropes(d, err);
     if (!st) st = after_phase(d, CUDA_PHASE_KERNELS, err);
     if (!st) st = make_tensor_maps(d, err);
-    if (!st) st = cuda_chain_open(d, err);
     if (!st) st = choose_algorithms(d, err);
+    if (!st) st = cuda_chain_open(d, err);
     if (!st) st = after_phase(d, CUDA_PHASE_LIBRARY, err);
     nvtxRangePop();
     chosen = clock_mono_ns();
