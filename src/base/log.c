@@ -175,7 +175,8 @@ static bool is_list(struct slice value)
         bool plain = (c | 32) >= 'a' && (c | 32) <= 'z';
 
         if (c == '"') {
-            quotes++;
+            if (quotes++ % 2 == 0 && value.ptr[i - 1] != '[' && value.ptr[i - 1] != ',')
+                return false;
         } else if (c == ',') {
             if (quotes % 2 || value.ptr[i - 1] != '"' || value.ptr[i + 1] != '"') return false;
         } else if (!(quotes % 2) || !(plain || is_digit(c) || c == '_' || c == '-' || c == '.')) {

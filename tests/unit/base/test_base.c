@@ -124,6 +124,11 @@ TEST(a_log_line_is_text_or_one_json_object)
                "{\"level\":\"warn\",\"event\":\"it happened\",\"r\":\"he said \\\"no\\\" "
                "twice\",\"s\":1}\n");
     EXPECT_STR(made(LOG_JSON, ""), "{\"level\":\"warn\",\"event\":\"it happened\"}\n");
+    EXPECT_STR(
+        made(LOG_JSON, "l=[\"a_b\",\"c-1.2\"] e=[] f=[\"a\"\"b\"] g=[\"a\",] h=[a] i=[,] j=[\"a]"),
+        "{\"level\":\"warn\",\"event\":\"it happened\",\"l\":[\"a_b\",\"c-1.2\"],\"e\":[],"
+        "\"f\":\"[\\\"a\\\"\\\"b\\\"]\",\"g\":\"[\\\"a\\\",]\",\"h\":\"[a]\",\"i\":\"[,]\","
+        "\"j\":\"[\\\"a]\"}\n");
     EXPECT_STR(made(LOG_JSON, "word x=\"open"),
                "{\"level\":\"warn\",\"event\":\"it happened\",\"x\":\"open\"}\n");
 }
