@@ -392,6 +392,8 @@ static bool read_monitor(struct inferd_client *c)
             c->why_lost = kind == ZMQ_EVENT_HANDSHAKE_SUCCEEDED ? ENDED : reason_of(c, kind, value);
         if (kind == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH || kind == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL)
             c->given_up = true;
+        else if (kind == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+            c->given_up = false; /* it did try again: what runs on this connection stays */
     }
 }
 
