@@ -7,9 +7,9 @@
 
 /* Level, format, timestamps; under systemd's journal each line's priority, and no time of its own unless it was asked for. */
 void observe_setup_log(const struct config *config);
-/* *out: NULL where no endpoint is given. Ended with tracer_destroy. Errors: those of tracer_create. */
 /* What is wrong about its options before anything is opened: STATUS_INVALID. */
 enum status observe_check(const struct config *c, struct error *err);
+/* *out: NULL where no endpoint is given. Ended with tracer_destroy. Errors: those of tracer_create. */
 enum status observe_open_tracer(const struct config *config, struct tracer **out,
                                 struct error *err);
 /* Borrows from both, and name. */

@@ -8,7 +8,7 @@
  *               as many steps as it takes parts
  *     answers   no more sequences than together add ANSWER_PART of it, but one at least
  * Where a step would be empty but for it, a block of its prompts goes, and whoever waits may start.
- * None starves: the part is there in every step, and and one that has had no more than its share is free again. */
+ * None starves: the part is there in every step, and one that has had no more than its share is free again. */
 #include <math.h>
 
 #include "sched/sched_state.h"
