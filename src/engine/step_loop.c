@@ -100,6 +100,15 @@ static const char *lost_reason(const struct engine *e)
 const uint32_t engine_step_rows[ENGINE_STEP_CLASSES - 1] = {1,   8,    16,   32,   64,   128,  256,
                                                             512, 1024, 2048, 4096, 8192, 16384};
 
+/* One that failed says nothing about the next ones' time. */
+static void note_ended(struct engine *e, struct flight *flight, const struct step_result *result)
+{
+    sched_observe(e->sched, &flight->planned, result->ended_ns - result->started_ns);
+    flight->record.started_ns = result->started_ns;
+    flight->record.ended_ns = result->ended_ns;
+    step_records_put(&e->records, &flight->record);
+}
+
 static void count_step(struct engine *e, struct flight *flight, const struct step_result *result)
 {
     e->totals.steps++;
@@ -111,11 +120,7 @@ static void count_step(struct engine *e, struct flight *flight, const struct ste
     e->totals.step_rows_sum += flight->planned.row_count;
     if (result->ended_ns > result->started_ns) {
         e->totals.step_ns_sum += (uint64_t)(result->ended_ns - result->started_ns);
-        if (!result->status)
-            sched_observe(e->sched, &flight->planned, result->ended_ns - result->started_ns);
-        flight->record.started_ns = result->started_ns;
-        flight->record.ended_ns = result->ended_ns;
-        step_records_put(&e->records, &flight->record);
+        if (!result->status) note_ended(e, flight, result);
     }
     e->totals.last_progress_ns = e->now_ns;
 }

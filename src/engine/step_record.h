@@ -1,4 +1,4 @@
-/* step_record.h - what each of the last steps was asked, and when it ran: for whoever fits a model of the device (bench/device_fit.h).
+/* step_record.h - what each of the last steps that were computed was asked, and when it ran: for whoever fits a model of the device (bench/device_fit.h).
  *
  * A ring that the engine thread alone writes and never waits for; a reader takes copies and leaves out those that may have been written over
  * meanwhile. Memory: 1 MiB, touched as steps come. Thread: put on the engine thread; copy on any. */

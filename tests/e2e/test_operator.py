@@ -82,6 +82,16 @@ def test_the_last_steps_are_told_one_a_line(start, admin):
     assert all(a["ended_ns"] <= b["started_ns"] for a, b in zip(steps, steps[1:]))
 
 
+def test_a_step_that_failed_is_not_among_the_last_steps(start, admin):
+    """Its time says nothing about the others': the model that is fitted of them would learn from it."""
+    daemon = start(step_us=1000, fault="step@5", extra=["--admin-socket", admin])
+    assert daemon.complete(prompt="one two three", max_tokens=9, ignore_eos=True).status == 500
+    assert daemon.complete(prompt="one two three", max_tokens=9, ignore_eos=True).status == 200
+    daemon.wait_idle()
+    numbers = [json.loads(line)["step"] for line in ask(admin, "GET", "/admin/steps").body.splitlines()]
+    assert numbers == sorted(numbers) and set(range(numbers[0], numbers[-1])) - set(numbers) == {5}
+
+
 def test_a_drain_can_be_taken_back_and_can_stop(start, admin):
     daemon = start(step_us=1000, extra=["--admin-socket", admin])
     assert ask(admin, "POST", "/admin/drain", {}).json() == {"status": "draining"}
