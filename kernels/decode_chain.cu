@@ -20,6 +20,7 @@
  * Floor    weights and pages through 16 SMs: 76 GB/s each, 1.2 TB/s in all, measured (one cluster of 16, H200): 183 us for
  *          the 212 MB of SmolLM2-135M's layers.
  * Measured see docs/profiling.md; the device measures both ways when it compiles and takes what is faster. */
+#include "common/activation.cuh"
 #include "common/cluster_send.cuh"
 #include "common/wgmma.cuh"
 #include "decode_chain.cuh"
@@ -27,13 +28,6 @@
 
 namespace
 {
-
-__device__ __forceinline__ float activate(float v, int act)
-{
-    if (act == 0) return v / (1.f + __expf(-v));
-    const float u = 0.7978845608f * (v + 0.044715f * v * v * v);
-    return 0.5f * v * (1.f + tanhf(u));
-}
 
 /* As in skinny_gemm: lane (r = m % 8, q) of the mma wants columns q*16 + j*8 .. +7 of a block of 64 as one read. */
 __device__ __forceinline__ uint32_t x_place(uint32_t k)
