@@ -157,7 +157,7 @@ static uint32_t parse_done(const char *text, struct trace_item *out)
     struct log_line line;
     bool usable;
 
-    if (!log_line_read(text, &line)) return false;
+    if (!log_line_read(text, &line)) return 0;
     double total_ms = log_line_number(&line, "total_ms", -1),
            prompt = log_line_number(&line, "prompt_tokens", 0),
            cached = log_line_number(&line, "cached_tokens", 0),
