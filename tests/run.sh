@@ -39,7 +39,7 @@ build() { (set -e; INFERD_BUILD_TESTS=1 setup_build "$@"); }
 release_tests() { ctest --test-dir build/release --output-on-failure -j2 -LE fuzz; }
 # The tests wait more than they work: meanwhile what the sanitizers need is built with what the processors have left. The stages
 # that build it find it done, or build what is missing and say what fails.
-build_ahead() { nice -n 19 "$BASH" -c '. tests/setup.sh; export INFERD_BUILD_TESTS=1; setup_build asan; setup_build tsan' >/dev/null 2>&1 & AHEAD=$!; }
+build_ahead() { setsid nice -n 19 "$BASH" -c '. tests/setup.sh; export INFERD_BUILD_TESTS=1; setup_build asan; setup_build tsan' >/dev/null 2>&1 & AHEAD=$!; }
 built_ahead() { wait "$AHEAD"; AHEAD=; }
 # Four processes of pytest, each with files of its own and daemons of its own (most of them wait most of the time); then what has
 # bounds in time, by itself.
@@ -58,7 +58,7 @@ tsan_tests() { ctest --test-dir build/tsan --output-on-failure -j2 -LE 'fuzz|slo
 tsan_e2e() { INFERD_BIN=build/tsan/bin/inferd e2e sanitizer; }
 
 AHEAD=
-trap '[ -z "$AHEAD" ] || kill "$AHEAD" 2>/dev/null' EXIT
+trap '[ -z "$AHEAD" ] || kill -- "-$AHEAD" 2>/dev/null' EXIT
 set_up || { echo "setting up failed" >&2; exit 1; }
 stage "release: build" build release
 build_ahead
