@@ -71,7 +71,8 @@ static bool all_alike(const struct cuda_device *d, struct layer_stages *first, u
         if (i == 1) *stride = (uint64_t)(l.attn_in->weight.at - first->attn_in->weight.at);
         if (i && !same_layer(first, &l, i * *stride)) return false;
     }
-    return *stride % 16 == 0 && *stride <= INT64_MAX; /* what a tensor map can take: else the launches do it */
+    return *stride % 16 == 0 &&
+           *stride <= INT64_MAX; /* what a tensor map can take: else the launches do it */
 }
 
 enum status cuda_chain_open(struct cuda_device *d, struct error *err)
