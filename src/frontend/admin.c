@@ -26,7 +26,8 @@ struct task {
     struct buf body, out;
     unsigned status;
     const char *content_type;
-    bool stop; /* once the answer is out: it would be lost with the process */
+    const char *allow; /* of a path that is known, with a 405 */
+    bool stop;         /* once the answer is out: it would be lost with the process */
 };
 
 static void fail(struct task *t, unsigned status, const char *why)
@@ -256,6 +257,18 @@ static void get_service(struct task *t, enum http_route route)
     free(call);
 }
 
+static void wrong_method(struct task *t, const char *allow)
+{
+    fail(t, 405, "This path takes another method.");
+    t->allow = allow;
+}
+
+static const char *allow_of(const char *method)
+{
+    return strcmp(method, "GET") == 0 ? "GET, HEAD" : "POST";
+}
+
+/* HEAD comes as GET: libmicrohttpd leaves the body out. */
 static void answer(struct task *t, const char *url, const char *method)
 {
     static const struct {
@@ -273,20 +286,22 @@ static void answer(struct task *t, const char *url, const char *method)
             if (strcmp(method, orders[i].method) == 0)
                 orders[i].run(t);
             else
-                fail(t, 405, "This path takes another method.");
+                wrong_method(t, allow_of(orders[i].method));
             return;
         }
     if (strncmp(url, requests, prefix) == 0 && url[prefix]) {
         if (strcmp(method, "DELETE") == 0)
             delete_request(t, url + prefix);
         else
-            fail(t, 405, "This path takes DELETE only.");
+            wrong_method(t, "DELETE");
         return;
     }
     for (int r = ROUTE_HEALTH; r <= ROUTE_METRICS; r++)
-        if (strcmp(method, "GET") == 0 &&
-            strcmp(url, http_route_pattern((enum http_route)r)) == 0) {
-            get_service(t, (enum http_route)r);
+        if (strcmp(url, http_route_pattern((enum http_route)r)) == 0) {
+            if (strcmp(method, "GET") == 0)
+                get_service(t, (enum http_route)r);
+            else
+                wrong_method(t, allow_of("GET"));
             return;
         }
     fail(t, 404, "There is nothing at this path.");
@@ -302,6 +317,7 @@ static enum MHD_Result send_out(struct task *t, struct MHD_Connection *mhd)
 
     if (!response) return MHD_NO;
     MHD_add_response_header(response, "Content-Type", t->content_type);
+    if (t->allow) MHD_add_response_header(response, "Allow", t->allow);
     enum MHD_Result ok = MHD_queue_response(mhd, t->status, response);
 
     MHD_destroy_response(response);
@@ -333,7 +349,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *mhd, const char 
     if (buf_status(&t->body))
         fail(t, 413, "The body is too large.");
     else
-        answer(t, url, method);
+        answer(t, url, strcmp(method, "HEAD") == 0 ? "GET" : method);
     return send_out(t, mhd);
 }
 

@@ -47,8 +47,6 @@ struct conn {
     char *pool;   /* libmicrohttpd's buffer of the connection, where idle_memory.c knows it */
     bool hung_up; /* the client has closed its side */
     int64_t hung_up_ns;
-    int unsent; /* bytes of a sent answer that the kernel holds, and since when it is that number */
-    int64_t unsent_ns;
     struct call *call; /* NULL: idle */
     struct conn *prev, *next;
 };
@@ -98,6 +96,9 @@ struct call {
     bool ended;         /* api_stream_done: nothing more is expected */
     int64_t timeout_ns; /* of X-Request-Timeout; 0: none */
     int64_t first_token_ns, last_token_ns, last_taken_ns;
+    int unsent; /* bytes that the kernel holds once it is sent, and since when it is that number; of this answer
+                   alone: the next one of a connection may be as long */
+    int64_t unsent_ns;
     uint64_t make_ns; /* making text and events */
     int64_t
         given_ns; /* since when libmicrohttpd has bytes of the stream that it has not asked for more after; 0: it has none */

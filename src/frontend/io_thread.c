@@ -294,17 +294,17 @@ static void read_lingers(struct io_thread *io, int64_t now)
 
 /* --- time limits --- */
 
-/* Whether the kernel has had the same unsent bytes for this connection all the time since `since_ns`. */
-static bool is_stuck(struct conn *conn, int64_t now, int64_t limit_ns)
+/* Whether the kernel has had the same unsent bytes all the time that this answer is sent, and for longer than the limit. */
+static bool is_stuck(struct call *call, int64_t now, int64_t limit_ns)
 {
     int unsent = 0;
 
-    if (ioctl(conn->fd, SIOCOUTQ, &unsent) || unsent == 0 || unsent != conn->unsent) {
-        conn->unsent = unsent;
-        conn->unsent_ns = now;
+    if (ioctl(call->conn->fd, SIOCOUTQ, &unsent) || unsent == 0 || unsent != call->unsent) {
+        call->unsent = unsent;
+        call->unsent_ns = now;
         return false;
     }
-    return now - conn->unsent_ns > limit_ns;
+    return now - call->unsent_ns > limit_ns;
 }
 
 static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
@@ -338,7 +338,7 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
                now - call->last_taken_ns > o->client_stall_s * second_ns) {
         log_info("client stalled", "request_id=%s", call->request_id);
         call_vanish(call);
-    } else if (call->state == CALL_SENT && is_stuck(conn, now, o->client_stall_s * second_ns)) {
+    } else if (call->state == CALL_SENT && is_stuck(call, now, o->client_stall_s * second_ns)) {
         log_info("client stalled", "request_id=%s", call->request_id);
         shutdown(conn->fd, SHUT_RDWR);
     }

@@ -131,6 +131,20 @@ def test_an_unread_whole_answer_is_cut_too(start, tmp):
     c.close()
 
 
+def test_a_reader_who_always_has_one_answer_ahead_is_not_cut(start, tmp):
+    """Answers of one length, so that the kernel holds as many bytes whenever one looks: each is another answer."""
+    daemon = start(step_us=0, stall_s=1, uds=str(tmp / "ahead.sock"))
+    with daemon.raw() as c:
+        c.send(get("/version"))
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            for _ in range(8):
+                c.send(get("/version"))
+            for _ in range(8):
+                assert c.answer("GET").status == 200
+        assert c.answer("GET").status == 200
+
+
 # --- 19.2: drain ---
 
 @pytest.mark.parametrize("io", [1, 2])

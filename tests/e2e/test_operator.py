@@ -44,6 +44,25 @@ def test_it_is_for_its_owner_only_and_not_on_the_network(start, admin):
     assert daemon.terminate() == 0 and not admin.exists()
 
 
+def test_a_wrong_method_is_told_the_right_one_and_head_is_get_without_a_body(start, admin):
+    daemon = start(step_us=0, extra=["--admin-socket", admin])
+    rights = {"/admin/requests": "GET, HEAD", "/admin/steps": "GET, HEAD", "/admin/reload": "POST", "/admin/requests/x": "DELETE",
+              "/health": "GET, HEAD", "/metrics": "GET, HEAD"}
+    for path, right in rights.items():
+        answer = ask(admin, "PUT", path, {})
+        assert answer.status == 405 and answer.headers["allow"] == right, path
+    for path in ("/admin/requests", "/admin/steps", "/ready"):
+        with Raw(str(admin)) as c:
+            c.send(get(path, method="HEAD"))
+            assert c.head()[1] == 200
+            c.send(get("/health"))  # read as the next answer: no body came before it
+            assert c.answer().json() == {"status": "ok"}
+    with Raw(str(admin)) as c:
+        c.send(get("/admin/drain", method="HEAD"))
+        assert c.answer("HEAD").status == 405
+    assert daemon.get("/ready").status == 200
+
+
 def test_requests_are_listed_and_ended(start, admin):
     daemon = start(step_us=5000, extra=["--admin-socket", admin])
     assert ask(admin, "GET", "/admin/requests").json() == []
