@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from conftest import LONG, mini_daemon
+from conftest import LONG, binary, mini_daemon
 from rawhttp import Raw, get
 from zmqclient import PB2_DIR, ROOT, Client, answer, connect, endpoint_of, pb, zmq
 
@@ -104,6 +104,10 @@ def test_timings_are_whole(client):
     assert abs(sum(parts) - last.total_us) < 1 and last.prefill_us > 500 and last.decode_steps == 2
 
 
+REAL = pytest.mark.skipif("tsan" in str(binary()), reason="a model on the CPU is too slow under TSan to be waited for")
+
+
+@REAL
 def test_log_probabilities_are_those_of_http(start):
     daemon = start(device="cpu", context=512, zmq="tcp://127.0.0.1:*") if not _mini() else pytest.skip("no model")
     client = connect(daemon)
@@ -129,6 +133,7 @@ def test_log_probabilities_are_those_of_http(start):
     client.close()
 
 
+@REAL
 def test_a_cache_salt_keeps_prefixes_apart(start):
     daemon = start(device="cpu", context=512, zmq="tcp://127.0.0.1:*") if not _mini() else pytest.skip("no model")
     client = connect(daemon)
@@ -673,7 +678,6 @@ def test_the_example_runs(server):
 
 
 def _mini():
-    from conftest import binary
     return binary().name == "mini_daemon"
 
 
