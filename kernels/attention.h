@@ -11,6 +11,7 @@
 #pragma once
 
 #include "common/context.h"
+#include "medium_gemm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,6 +32,8 @@ struct attention_args {
     const int32_t *row_list;  /* [rows] indices of the rows meant; NULL: 0..rows-1 */
     const int32_t *tables;    /* [slots, table_stride] block ids */
     uint32_t table_stride;
+    const struct medium_weight
+        *next; /* host, of the product behind it, or NULL; paged_decode only */
 };
 
 /* Scratch of paged_decode, shared by all layers. Counters are zero before the first launch and after each. */

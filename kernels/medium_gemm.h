@@ -43,6 +43,14 @@ static inline uint32_t medium_tiles(const struct medium_weight *w)
     return (w->N + w->shape.tile - 1) / w->shape.tile;
 }
 
+/* What the blocks of a product ask of its weight first: boxes of `tile` rows x 64 columns, `depth` of them each. */
+struct medium_ahead {
+    uint32_t blocks, splits, share, tile, kblocks, depth, N; /* blocks 0: nothing */
+};
+/* weight: NULL, or one of a product that runs later: the zeroed struct, or what it will ask for first. */
+struct medium_ahead medium_ahead_of(const struct kernel_context *ctx,
+                                    const struct medium_weight *weight);
+
 enum medium_epilogue {
     MEDIUM_STORE,    /* y [M, y_stride] T */
     MEDIUM_LOGITS,   /* y [M, y_stride] f32, times scale, then softcap */
@@ -53,6 +61,7 @@ enum medium_epilogue {
 
 struct medium_args {
     const struct medium_weight *weight; /* host */
+    const struct medium_weight *next;   /* host, of the product behind this one, or NULL */
     uint32_t M;                         /* 1..64 */
     const void *x;                      /* [M, x_stride] T; zeros in [its columns, K) */
     uint64_t x_stride;                  /* elements, a multiple of 8 */

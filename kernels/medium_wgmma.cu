@@ -16,6 +16,7 @@
 #include <math.h>
 
 #include "common/activation.cuh"
+#include "common/ahead.cuh"
 #include "common/launch.cuh"
 #include "common/tensor_map.h"
 #include "common/wgmma.cuh"
@@ -25,7 +26,7 @@
 namespace
 {
 
-constexpr uint32_t THREADS = 288, COMPUTE = 256, WARPS = COMPUTE / 32, STAGES_MAX = 12;
+constexpr uint32_t THREADS = 288, CLERK = 288, COMPUTE = 256, WARPS = COMPUTE / 32, STAGES_MAX = 12;
 constexpr uint32_t ROWS = MEDIUM_ROWS_MAX, X_BYTES = ROWS * 128;
 constexpr uint32_t SHARED_MAX = 226 * 1024 - 1024; /* less barriers and what alignment takes */
 
@@ -45,6 +46,8 @@ struct params {
     uint64_t h_stride;
     float *sums;
     struct skinny_qkv qkv;
+    bool clerk; /* a warp behind the producer fetches what rows end with */
+    struct medium_ahead ahead;
 };
 
 __host__ __device__ constexpr uint32_t out_stride(uint32_t tile)
@@ -149,14 +152,13 @@ __device__ __forceinline__ float write_four(const params &p, uint32_t m, uint32_
 /* Rows m0, m0 + step, ... of a tile by one warp, 128 columns at a time: the parts of all blocks of a split in the order of K, then
  * the end. What lies beside the next sums is on its way meanwhile. */
 template <typename T, uint32_t TILE>
-__device__ __forceinline__ void finish_rows(const params &p, uint32_t tile, uint32_t m0,
-                                            uint32_t step, uint32_t peer, float *out,
-                                            const float *factors, const place *places)
+__device__ __forceinline__ void
+finish_rows(const params &p, uint32_t tile, uint32_t m0, uint32_t step, uint32_t peer, float *out,
+            const float *factors, const place *places, float4 beside)
 {
     constexpr uint32_t PIECES = (TILE + 127) / 128;
     const uint32_t lane = threadIdx.x & 31, first = tile * TILE;
     uint32_t m = m0, piece = 0;
-    float4 beside = fetch_beside(p, m, first + lane * 4, places);
     float ss = 0.f;
 
 #pragma unroll 1
@@ -301,6 +303,35 @@ __device__ __forceinline__ void fetch_rows(const params &p, uint32_t m0, uint32_
     __syncwarp();
 }
 
+/* The same by one warp while the others multiply: eight rows with one wait. */
+__device__ __forceinline__ void keep_rows(const params &p, uint32_t m0, uint32_t step,
+                                          float *factors, place *places)
+{
+    constexpr int AT_ONCE = 8;
+    const uint32_t lane = threadIdx.x & 31;
+
+    if (p.epilogue == MEDIUM_QKV)
+        for (uint32_t m = m0 + lane * step; m < p.M; m += 32 * step)
+            places[m] = {p.qkv.positions[m], p.qkv.kv_slots[m]};
+    if (!p.norm_sums) return;
+#pragma unroll 1
+    for (uint32_t m = m0; m < p.M; m += AT_ONCE * step) {
+        float s[AT_ONCE] = {};
+#pragma unroll 1
+        for (uint32_t i = lane; i < p.norm_tiles; i += 32)
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                if (m + j * step < p.M)
+                    s[j] += __ldcg(p.norm_sums + (m + j * step) * p.norm_tiles + i);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            s[j] = lanes_sum<32>(s[j]);
+            if (lane == 0 && m + j * step < p.M)
+                factors[m + j * step] = rsqrtf(s[j] / (float)p.norm_cols + p.norm_eps);
+        }
+    }
+}
+
 template <typename T, int WN>
 __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t *full,
                                         uint64_t *empty, unsigned char *ring, float *out,
@@ -311,7 +342,7 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
     const uint32_t base = smem_addr(ring), m0 = r.split + p.splits * warp, step = p.splits * WARPS;
     uint32_t stage = 0, phase = 0;
 
-    fetch_rows(p, m0, step, factors, places);
+    if (!p.clerk) fetch_rows(p, m0, step, factors, places);
     for (uint32_t group = r.group; group < r.groups; group += r.group_step) {
         const uint32_t tile = group * p.share + r.member;
         float c[WN / 2];
@@ -347,19 +378,25 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
                 for (int b = 0; b < WN / 8; b++)
                     *(float2 *)(to + i * 8 * out_stride(TILE) + b * 8) =
                         make_float2(c[b * 4 + i * 2], c[b * 4 + i * 2 + 1]);
+        float4 beside;
+        if (p.clerk) { /* what it fetched is there long since; the first row's part comes while the others arrive */
+            if (group == r.group) named_sync(2, COMPUTE + 32);
+            beside = fetch_beside(p, m0, tile * TILE + lane * 4, places);
+        }
         if (p.splits > 1)
             cluster_sync();
         else
             named_sync(1, COMPUTE);
-        finish_rows<T, TILE>(p, tile, m0, step, r.member * p.splits, out, factors, places);
+        if (!p.clerk) beside = fetch_beside(p, m0, tile * TILE + lane * 4, places);
+        finish_rows<T, TILE>(p, tile, m0, step, r.member * p.splits, out, factors, places, beside);
     }
 }
 
 /* WN: rows of W per warpgroup, half of a tile. */
 template <typename T, int WN>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(THREADS + 32, 1)
     medium_kernel(const __grid_constant__ params p, const __grid_constant__ CUtensorMap W,
-                  const __grid_constant__ CUtensorMap x)
+                  const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap next)
 {
     extern __shared__ unsigned char raw[];
     __shared__ uint64_t full[STAGES_MAX], empty[STAGES_MAX];
@@ -383,6 +420,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     pdl_trigger();
     if (threadIdx.x == COMPUTE) {
+        if (p.clerk) tensor_map_prefetch(&x);
 #pragma unroll 1
         for (uint32_t i = 0; i < p.stages; i++) {
             mbarrier_init(&full[i], 1);
@@ -397,10 +435,17 @@ __global__ void __launch_bounds__(THREADS, 1)
     pdl_wait();
     if (threadIdx.x < COMPUTE) {
         compute<T, WN>(p, r, full, empty, ring, out, factors, places);
-    } else {
-        if (threadIdx.x == COMPUTE) loads.rest();
+    } else if (threadIdx.x < CLERK) {
+        if (threadIdx.x == COMPUTE) {
+            loads.rest();
+            weights_ahead(p.ahead, &next, blockIdx.x, gridDim.x);
+        }
         __syncwarp();
         if (p.splits > 1) cluster_sync(); /* the one before rows are finished */
+    } else {
+        keep_rows(p, r.split, p.splits, factors, places);
+        named_arrive(2, COMPUTE + 32);
+        if (p.splits > 1) cluster_sync();
     }
     /* no block goes while another may read its memory, or count on its barriers */
     if (p.splits * p.share > 1) cluster_meet();
@@ -428,6 +473,15 @@ memory memory_of(const struct medium_shape &s, uint32_t kblocks, bool waves)
     return m;
 }
 
+/* A cluster for each group of tiles; where K is whole, no more than fit at once. */
+uint32_t clusters_of(const struct kernel_context *ctx, const struct medium_weight *w)
+{
+    const uint32_t size = w->shape.splits * w->shape.share,
+                   groups = (medium_tiles(w) + w->shape.share - 1) / w->shape.share;
+
+    return w->shape.splits > 1 || groups < ctx->clusters[size] ? groups : ctx->clusters[size];
+}
+
 template <typename T, int WN>
 cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_args *a)
 {
@@ -435,28 +489,33 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_arg
     const struct medium_shape &s = w->shape;
     const uint32_t tiles = medium_tiles(w), size = s.splits * s.share,
                    groups = (tiles + s.share - 1) / s.share, rows8 = (a->M + 7) / 8 * 8;
-    /* a cluster for each group; where K is whole, no more than fit at once */
-    const uint32_t clusters =
-        s.splits > 1 || groups < ctx->clusters[size] ? groups : ctx->clusters[size];
+    const uint32_t clusters = clusters_of(ctx, w);
+    const bool clerk = ctx->trial & TRIAL_CLERK;
+    const uint32_t threads = clerk ? THREADS + 32 : THREADS;
     const memory m = memory_of(s, w->K / 64, clusters < groups);
     const uint64_t dims[3] = {64, a->M, w->K / 64}, strides[2] = {a->x_stride * 2, 128};
     const uint32_t box[3] = {64, rows8, 1};
-    const params p = {a->M,          w->N,         rows8,       w->K / 64,   tiles,
-                      s.splits,      s.share,      m.stages,    m.out_apart, a->norm_sums,
-                      a->norm_tiles, a->norm_cols, a->norm_eps, a->bias,     a->epilogue,
-                      a->act,        a->scale,     a->softcap,  a->y,        a->y_stride,
-                      a->next_gain,  a->h,         a->h_stride, a->sums,     a->qkv};
+    const params p = {a->M,         w->N,          rows8,
+                      w->K / 64,    tiles,         s.splits,
+                      s.share,      m.stages,      m.out_apart,
+                      a->norm_sums, a->norm_tiles, a->norm_cols,
+                      a->norm_eps,  a->bias,       a->epilogue,
+                      a->act,       a->scale,      a->softcap,
+                      a->y,         a->y_stride,   a->next_gain,
+                      a->h,         a->h_stride,   a->sums,
+                      a->qkv,       clerk,         medium_ahead_of(ctx, a->next)};
     const auto kernel = medium_kernel<T, WN>;
-    CUtensorMap W, x;
+    CUtensorMap W, x, next;
 
     memcpy(&W, w->map, sizeof W);
+    memcpy(&next, p.ahead.blocks ? a->next->map : w->map, sizeof next);
     cudaError_t e = tensor_map_3d(&x, ctx->type, a->x, dims, strides, box, true);
     if (!e)
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)m.bytes);
     if (e) return e;
-    return size > 1 ? launch_clusters(ctx, kernel, dim3(clusters * size), dim3(THREADS), m.bytes,
-                                      size, p, W, x)
-                    : launch(ctx, kernel, dim3(clusters), dim3(THREADS), m.bytes, p, W, x);
+    return size > 1 ? launch_clusters(ctx, kernel, dim3(clusters * size), dim3(threads), m.bytes,
+                                      size, p, W, x, next)
+                    : launch(ctx, kernel, dim3(clusters), dim3(threads), m.bytes, p, W, x, next);
 }
 
 template <typename T>
@@ -528,6 +587,23 @@ uint32_t medium_shapes(const struct kernel_context *ctx, uint32_t N, uint32_t K,
                 out[at] = s;
             }
     return count;
+}
+
+struct medium_ahead medium_ahead_of(const struct kernel_context *ctx,
+                                    const struct medium_weight *weight)
+{
+    if (!weight || !weight->N || !(ctx->trial & TRIAL_AHEAD)) return {};
+    const struct medium_shape &s = weight->shape;
+    const uint32_t clusters = clusters_of(ctx, weight),
+                   groups = (medium_tiles(weight) + s.share - 1) / s.share;
+
+    return {clusters * s.splits * s.share,
+            s.splits,
+            s.share,
+            s.tile,
+            weight->K / 64,
+            memory_of(s, weight->K / 64, clusters < groups).stages,
+            weight->N};
 }
 
 cudaError_t medium_weight_init(struct medium_weight *out, const struct kernel_context *ctx,

@@ -125,6 +125,23 @@ __device__ __forceinline__ void tma_load_3d(void *dst, const void *map, uint64_t
 #endif
 }
 
+/* A tensor map in kernel parameters, to where the copy engine looks for it first. */
+__device__ __forceinline__ void tensor_map_prefetch(const void *map)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
+}
+/* A box of a tensor map to L2 only. */
+__device__ __forceinline__ void tma_prefetch_3d(const void *map, int c0, int c1, int c2)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
+                 "r"(c0), "r"(c1), "r"(c2)
+                 : "memory");
+#endif
+}
+
 /* --- clusters, sm_90: blocks that see each other's shared memory --- */
 __device__ __forceinline__ uint32_t cluster_rank()
 {

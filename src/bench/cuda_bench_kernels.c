@@ -114,6 +114,44 @@ static void skinny_cases(struct kernel_bench *b)
     }
 }
 
+/* --- products of the library --- */
+
+struct library_job {
+    struct kernel_bench *b;
+    struct cuda_gemm *gemm;
+    uint32_t id, M, weight_count;
+    uint64_t bytes; /* of a weight */
+};
+
+static cudaError_t library_body(void *arg, uint32_t i)
+{
+    struct library_job *j = arg;
+
+    return cuda_gemm_run(j->gemm, j->id, j->b->pool + i % j->weight_count * j->bytes, j->b->small,
+                         j->M, j->b->small + (128 << 20), 1, j->b->ctx->stream);
+}
+
+/* `shape` of the library for the weights in the pool; false: it has none, which is printed. End with cuda_gemm_close(j->gemm). */
+static bool open_library(struct kernel_bench *b, struct library_job *j, uint32_t N, uint32_t K,
+                         uint32_t M)
+{
+    struct cuda_gemm_shape shape = {N, K, K, N, false};
+    enum dtype type = b->ctx->type == KERNEL_BF16 ? DTYPE_BF16 : DTYPE_F16;
+    const void *weights[8];
+    struct error err;
+
+    *j = (struct library_job){.b = b, .M = M, .bytes = 2ull * N * K};
+    j->weight_count = (uint32_t)(COLD_BYTES / j->bytes) + 1;
+    for (uint32_t i = 0; i < 8; i++)
+        weights[i] = b->pool + i % j->weight_count * j->bytes;
+    if (!cuda_gemm_open(type, b->small + (256 << 20), 64u << 20, NULL, &j->gemm, &err) &&
+        !cuda_gemm_prepare(j->gemm, &shape, weights, 8, b->small, b->small + (128 << 20), M, false,
+                           b->ctx->stream, &j->id, &err))
+        return true;
+    fprintf(stderr, "library %ux%u M %u: %s\n", N, K, M, err.message);
+    return false;
+}
+
 /* --- products of up to 64 rows --- */
 
 struct medium_job {
@@ -128,10 +166,36 @@ static cudaError_t medium_body(void *arg, uint32_t i)
     struct medium_job *j = arg;
 
     j->args.weight = &j->weights[i % j->weight_count];
+    j->args.next = &j->weights[(i + 1) % j->weight_count];
     return medium_gemm(j->b->ctx, &j->args);
 }
 
-/* shape: NULL: the one that the rule picks. */
+/* With each set of trials and, of the same shape but without what is folded into its ends, as the library does it, in turns. */
+static void medium_ways(struct kernel_bench *b, const char *name, struct medium_job *j, uint32_t N,
+                        uint32_t K)
+{
+    struct bench_way ways[BENCH_WAYS_MAX];
+    uint32_t trials[BENCH_WAYS_MAX], count = bench_numbers(b->o->trials, trials);
+    struct library_job library;
+    char full[120];
+
+    if (count == BENCH_WAYS_MAX) count--;
+    for (uint32_t i = 0; i < count; i++)
+        ways[i] = (struct bench_way){medium_body, j, trials[i], -1};
+    bool peer = open_library(b, &library, N, K, j->args.M);
+    ways[count] = (struct bench_way){library_body, &library, 0, -1};
+    if (!bench_ways_us(b->ctx, ways, count + peer, j->weight_count < 16 ? 16 : j->weight_count))
+        exit(1); /* the error is printed; after it no launch works */
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(full, sizeof full, "%s trial %u", name, trials[i]);
+        report(b, count > 1 ? full : name, ways[i].us, 2.0 * N * K, 0);
+    }
+    snprintf(full, sizeof full, "%s, cuBLASLt", name);
+    if (peer) report(b, full, ways[count].us, 2.0 * N * K, 0);
+    cuda_gemm_close(library.gemm);
+}
+
+/* shape: NULL: the one that the rule picks, beside the library. */
 static void medium_case(struct kernel_bench *b, const char *what, uint32_t N, uint32_t K,
                         uint32_t M, enum medium_epilogue epilogue, const struct medium_shape *shape)
 {
@@ -166,9 +230,12 @@ static void medium_case(struct kernel_bench *b, const char *what, uint32_t N, ui
         j.args.next_gain = (float *)(b->small + (64 << 20)), j.args.h = b->small + (192 << 20);
         j.args.h_stride = N, j.args.sums = (float *)(b->small + (224 << 20));
     }
-    report(b, name,
-           bench_graph_us(b->ctx, medium_body, &j, j.weight_count < 16 ? 16 : j.weight_count),
-           (double)bytes, 0);
+    if (shape)
+        report(b, name,
+               bench_graph_us(b->ctx, medium_body, &j, j.weight_count < 16 ? 16 : j.weight_count),
+               (double)bytes, 0);
+    else
+        medium_ways(b, name, &j, N, K);
 }
 
 static const struct medium_product {
@@ -210,43 +277,17 @@ static void cut_cases(struct kernel_bench *b)
         }
 }
 
-/* --- products of the library --- */
-
-struct library_job {
-    struct kernel_bench *b;
-    struct cuda_gemm *gemm;
-    uint32_t id, M, weight_count;
-    uint64_t bytes; /* of a weight */
-};
-
-static cudaError_t library_body(void *arg, uint32_t i)
-{
-    struct library_job *j = arg;
-
-    return cuda_gemm_run(j->gemm, j->id, j->b->pool + i % j->weight_count * j->bytes, j->b->small,
-                         j->M, j->b->small + (128 << 20), 1, j->b->ctx->stream);
-}
+/* --- products of the library alone --- */
 
 static void library_case(struct kernel_bench *b, const char *what, uint32_t N, uint32_t K,
                          uint32_t M)
 {
-    struct library_job j = {.b = b, .M = M, .bytes = 2ull * N * K};
-    struct cuda_gemm_shape shape = {N, K, K, N, false};
-    enum dtype type = b->ctx->type == KERNEL_BF16 ? DTYPE_BF16 : DTYPE_F16;
-    const void *weights[8];
-    struct error err;
+    struct library_job j;
     char name[80];
 
     snprintf(name, sizeof name, "library %s %ux%u M %u", what, N, K, M);
     if (b->o->only && !strstr(name, b->o->only)) return;
-    j.weight_count = (uint32_t)(COLD_BYTES / j.bytes) + 1;
-    for (uint32_t i = 0; i < 8; i++)
-        weights[i] = b->pool + i % j.weight_count * j.bytes;
-    if (cuda_gemm_open(type, b->small + (256 << 20), 64u << 20, NULL, &j.gemm, &err) ||
-        cuda_gemm_prepare(j.gemm, &shape, weights, 8, b->small, b->small + (128 << 20), M, false,
-                          b->ctx->stream, &j.id, &err))
-        fprintf(stderr, "%s: %s\n", name, err.message);
-    else
+    if (open_library(b, &j, N, K, M))
         report(b, name, bench_graph_us(b->ctx, library_body, &j, j.weight_count), (double)j.bytes,
                2.0 * N * K * M);
     cuda_gemm_close(j.gemm);
@@ -338,6 +379,22 @@ static struct attention_args attention_of(const struct kernel_bench *b, uint32_t
                                        b->pool_bytes / (kv_block_elements(kv_heads, D) * 2)};
 }
 
+static void decode_ways(struct kernel_bench *b, const char *name, struct attention_job *j,
+                        double bytes)
+{
+    struct bench_way ways[BENCH_WAYS_MAX];
+    uint32_t trials[BENCH_WAYS_MAX], count = bench_numbers(b->o->trials, trials);
+    char full[120];
+
+    for (uint32_t i = 0; i < count; i++)
+        ways[i] = (struct bench_way){decode_body, j, trials[i], -1};
+    if (!bench_ways_us(b->ctx, ways, count, j->sets < 8 ? 8 : j->sets)) exit(1);
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(full, sizeof full, "%s trial %u", name, trials[i]);
+        report(b, count > 1 ? full : name, ways[i].us, bytes, 0);
+    }
+}
+
 static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context, uint32_t heads,
                         uint32_t kv_heads, uint32_t D)
 {
@@ -364,8 +421,7 @@ static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context,
                                 (uint32_t *)(partial + partials * (D + 2) * 4), splits, rows <= 16};
     cudaMemset(j.scratch.counters, 0, rows * heads * 4);
     if (make_tables(&j, rows, context, tables))
-        report(b, name, bench_graph_us(b->ctx, decode_body, &j, j.sets < 8 ? 8 : j.sets),
-               4.0 * rows * context * kv_heads * D, 0);
+        decode_ways(b, name, &j, 4.0 * rows * context * kv_heads * D);
     cudaFree(partial), cudaFree(tables);
 }
 

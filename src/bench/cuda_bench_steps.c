@@ -369,10 +369,53 @@ enum status bench_graphs(const struct cuda_bench_options *o, struct error *err)
     return st;
 }
 
+/* --- one set of trials against another --- */
+
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
+}
+
+static void print_trials(const struct runner *r, const uint32_t *trials, uint32_t count,
+                         double ms[][9], uint32_t rounds)
+{
+    for (uint32_t t = 0; t < count; t++) {
+        qsort(ms[t], rounds, sizeof ms[t][0], by_value);
+        double median = ms[t][rounds / 2], change = median / ms[0][rounds / 2] - 1;
+        printf("{\"bench\": \"trials\", \"model\": \"%s\", \"batch\": %u, \"context\": %u, "
+               "\"trial\": %u, \"ms_per_step\": %.4f, \"min_ms\": %.4f, \"change\": %.4f}\n",
+               r->o->model, r->o->batch, r->o->context, trials[t], median, ms[t][0], change);
+        fprintf(stderr, "trials %ux%u trial %2u: %.4f ms (%.4f..%.4f) %+6.2f %%\n", r->o->batch,
+                r->o->context, trials[t], median, ms[t][0], ms[t][rounds - 1], change * 100);
+    }
+}
+
+enum status bench_trials(const struct cuda_bench_options *o, struct error *err)
+{
+    enum { ROUNDS = 7 };
+    struct runner r = {.o = o};
+    double ms[BENCH_WAYS_MAX][9];
+    uint32_t trials[BENCH_WAYS_MAX], count = bench_numbers(o->trials, trials);
+    enum status st = STATUS_OK;
+
+    if (!count)
+        return error_set(err, STATUS_INVALID, "--trials is \"%s\"; 0,1,3 is right", o->trials);
+    st = open_runner(&r, o->batch, o->context + o->steps + 9, err);
+    for (uint32_t slot = 0; !st && slot < o->batch; slot++)
+        st = prefill(&r, slot, o->context, err);
+    if (!st) st = decode_steps(&r, o->batch, o->context, 4, err);
+    for (uint32_t round = 0; !st && round < ROUNDS; round++)
+        for (uint32_t t = 0; !st && t < count; t++) {
+            st = cuda_use_trial(r.device, o->batch, trials[t], err);
+            if (!st) st = decode_steps(&r, o->batch, o->context, 4, err);
+            int64_t begun = clock_mono_ns();
+            if (!st) st = decode_steps(&r, o->batch, o->context, o->steps, err);
+            ms[t][round] = (double)(clock_mono_ns() - begun) * 1e-6 / o->steps;
+        }
+    if (!st) print_trials(&r, trials, count, ms, ROUNDS);
+    close_runner(&r);
+    return st;
 }
 
 enum status bench_prefill(const struct cuda_limits *limits, const struct cuda_bench_options *o,

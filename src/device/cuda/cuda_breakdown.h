@@ -19,5 +19,8 @@ void cuda_use_graphs(struct device *device, bool on);
 /* Steps of one row from here on take all layers in one launch, or not, whatever was measured. Between steps. Returns whether the
  * model and the device have that launch; else nothing changes. */
 bool cuda_use_chain(struct device *device, bool on);
+/* Steps of `rows` decodes from here on are run with these trials (kernels/common/context.h). After a step of so many rows, whose
+ * bytes are written again. Errors: STATUS_DEVICE. */
+enum status cuda_use_trial(struct device *device, uint32_t rows, uint32_t trial, struct error *err);
 /* Launches in the body's graph of the bucket that holds `rows` decodes; 0: there is none. */
 uint32_t cuda_graph_launches(const struct device *device, uint32_t rows);

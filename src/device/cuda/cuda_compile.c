@@ -233,6 +233,15 @@ static cudaError_t first_pass(struct cuda_device *d)
     return e ? e : cudaStreamSynchronize(d->ctx.stream);
 }
 
+cudaError_t cuda_recapture(struct cuda_device *d, uint32_t i)
+{
+    uint32_t rows = d->b.buckets[i];
+    struct cuda_forward f = {
+        .rows = rows, .decode_rows = rows, .outputs = rows < d->b.outputs ? rows : d->b.outputs};
+
+    return run_and_capture(d, &f, &d->graphs[i], &d->graph_launches[i]);
+}
+
 static enum status capture_graphs(struct cuda_device *d, struct error *err)
 {
     struct cuda_forward one = {.rows = 1, .decode_rows = 1, .outputs = 1, .chain = true};
@@ -241,13 +250,8 @@ static enum status capture_graphs(struct cuda_device *d, struct error *err)
     if (!e && d->chain.fits) e = cuda_forward_run(d, &one);
     if (!e) e = cudaStreamSynchronize(d->ctx.stream);
     if (!e) e = cuda_memory_phase(&d->memory, CUDA_PHASE_KERNELS);
-    for (uint32_t i = 0; !e && i < d->b.bucket_count; i++) {
-        uint32_t rows = d->b.buckets[i];
-        struct cuda_forward f = {.rows = rows,
-                                 .decode_rows = rows,
-                                 .outputs = rows < d->b.outputs ? rows : d->b.outputs};
-        e = run_and_capture(d, &f, &d->graphs[i], &d->graph_launches[i]);
-    }
+    for (uint32_t i = 0; !e && i < d->b.bucket_count; i++)
+        e = cuda_recapture(d, i);
     if (!e && d->chain.fits) e = run_and_capture(d, &one, &d->chain.graph, &d->chain.launches);
     if (!e) e = cudaStreamSynchronize(d->ctx.stream);
     return e ? error_set(err, STATUS_DEVICE, "the first pass: %s", cudaGetErrorString(e))

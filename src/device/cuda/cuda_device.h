@@ -78,6 +78,8 @@ struct cuda_device {
 /* --- cuda_compile.c --- */
 enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
                          const struct device_limits *limits, struct error *err);
+/* The graph of bucket i, which there is not. */
+cudaError_t cuda_recapture(struct cuda_device *d, uint32_t i);
 void cuda_free_all(struct cuda_device *d);
 
 /* --- cuda_weights.c: brings every weight to its place in d->b --- */

@@ -48,12 +48,24 @@ static bool is_medium(const struct walk *w, const struct cuda_stage *s, uint32_t
            w->d->mediums[s->index].N;
 }
 
+/* Of the stage behind this one, if it is a product of this kind: its weights may come early. */
+static const struct medium_weight *weight_behind(const struct walk *w, uint32_t rows)
+{
+    const struct cuda_stage *s = &w->d->b.stages[w->stage + 1];
+
+    if (w->stage + 1 >= w->d->plan->stage_count || !s->weight.rows) return NULL;
+    return is_medium(w, s, s->plan->kind == STAGE_HEAD ? w->f->outputs : rows)
+               ? &w->d->mediums[s->index]
+               : NULL;
+}
+
 /* x: of the residual stream's width where norm is given: h as norm_before_medium() leaves it. */
 static struct medium_args medium_of(struct walk *w, const struct cuda_stage *s, const void *x,
                                     uint64_t x_stride, const struct plan_norm *norm)
 {
     struct medium_args a = {
         .weight = &w->d->mediums[s->index],
+        .next = weight_behind(w, w->f->rows),
         .M = w->f->rows,
         .x = x,
         .x_stride = x_stride,
@@ -246,6 +258,7 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
         .slots = b->row_slots,
         .tables = b->groups[p->group].tables,
         .table_stride = b->table_stride,
+        .next = weight_behind(w, w->f->rows),
     };
     cudaError_t e = cudaSuccess;
 
