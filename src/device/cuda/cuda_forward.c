@@ -272,9 +272,12 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
-        b->partial, b->partial_ml, (uint32_t *)b->counters,
+        b->partial,
+        b->partial_ml,
+        (uint32_t *)b->counters,
         cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
-        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
+        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant,
+        CUDA_EVEN_PLACES};
     return paged_decode(&ctx, &a, &scratch);
 }
 
