@@ -22,6 +22,7 @@
  * Measured see docs/profiling.md; the device measures both ways when it compiles and takes what is faster. */
 #include "common/activation.cuh"
 #include "common/cluster_send.cuh"
+#include "common/tensor_map.h"
 #include "common/wgmma.cuh"
 #include "decode_chain.cuh"
 #include "kv_layout.h"
@@ -889,31 +890,15 @@ cudaError_t launch_chain(const struct kernel_context *ctx, const struct decode_c
                                CTAS, maps, p);
 }
 
-/* tensor_map_3d with a dim for the layers; nothing is fetched beyond the box. */
+/* With a dim for the layers. */
 cudaError_t map_slices(CUtensorMap *out, enum kernel_type type, const void *base,
                        const struct slice &w, uint32_t layers, uint64_t layer_bytes)
 {
-    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                  const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    const cuuint64_t dims[4] = {64, (cuuint64_t)w.rows * CTAS, w.kblocks, layers};
-    const cuuint64_t strides[3] = {(cuuint64_t)w.kblocks * 128, 128, layer_bytes};
-    const cuuint32_t box[4] = {64, w.tile, w.blocks, 1}, steps[4] = {1, 1, 1, 1};
-    void *fn = NULL;
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
-                                                     cudaEnableDefault, &found);
+    const uint64_t dims[4] = {64, (uint64_t)w.rows * CTAS, w.kblocks, layers};
+    const uint64_t strides[3] = {w.kblocks * 128ull, 128, layer_bytes};
+    const uint32_t box[4] = {64, w.tile, w.blocks, 1};
 
-    if (e) return e;
-    if (found != cudaDriverEntryPointSuccess || !fn) return cudaErrorNotSupported;
-    CUresult result = ((encode_fn)fn)(
-        out,
-        type == KERNEL_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-        (void *)base, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    return tensor_map(out, type, base, 4, dims, strides, box, false);
 }
 
 } // namespace

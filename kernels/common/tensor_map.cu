@@ -23,19 +23,25 @@ encode_fn find_encode()
 
 } // namespace
 
-extern "C" cudaError_t tensor_map_3d(CUtensorMap *out, enum kernel_type type, const void *base,
-                                     const uint64_t dims[3], const uint64_t strides[2],
-                                     const uint32_t box[3], bool promote)
+extern "C" cudaError_t tensor_map(CUtensorMap *out, enum kernel_type type, const void *base,
+                                  uint32_t rank, const uint64_t dims[], const uint64_t strides[],
+                                  const uint32_t box[], bool promote)
 {
     static const encode_fn encode = find_encode();
-    const cuuint64_t d[3] = {dims[0], dims[1], dims[2]}, s[2] = {strides[0], strides[1]};
-    const cuuint32_t steps[3] = {1, 1, 1};
+    static const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    cuuint64_t d[5], s[4];
 
     if (!encode) return cudaErrorNotSupported;
+    if (rank < 2 || rank > 5) return cudaErrorInvalidValue;
+    for (uint32_t i = 0; i < rank; i++) {
+        d[i] = dims[i];
+        if (i + 1 < rank) s[i] = strides[i];
+    }
     CUresult result = encode(
         out,
-        type == KERNEL_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
-        (void *)base, d, s, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        type == KERNEL_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        rank, (void *)base, d, s, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B,
         promote ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_NONE,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
