@@ -46,9 +46,15 @@ struct params {
     uint64_t h_stride;
     float *sums;
     struct skinny_qkv qkv;
-    bool clerk; /* a warp behind the producer fetches what rows end with */
+    uint32_t leave; /* of enum leave */
+    bool clerk;     /* a warp behind the producer fetches what rows end with */
     struct medium_ahead ahead;
 };
+
+/* To see what a product's time goes to, parts of it can be left out (wrong results, bf16 and tiles of 224 rows only): trial bits from
+ * LEAVE_SHIFT on. */
+enum leave { LEAVE_PRODUCTS = 1, LEAVE_X = 2, LEAVE_ENDS = 4, LEAVE_W = 8 };
+constexpr uint32_t LEAVE_SHIFT = 8;
 
 __host__ __device__ constexpr uint32_t out_stride(uint32_t tile)
 {
@@ -232,7 +238,7 @@ __device__ __forceinline__ uint32_t turn_of(const params &p, uint32_t stage)
 }
 
 /* Fills stages in turn: W always, x where it is this block's turn. */
-template <uint32_t TILE> struct producer {
+template <uint32_t TILE, bool LEAVE> struct producer {
     static constexpr uint32_t W_BYTES = TILE * 128, STAGE_BYTES = W_BYTES + X_BYTES;
     const params &p;
     const run &r;
@@ -244,7 +250,14 @@ template <uint32_t TILE> struct producer {
 
     __device__ __forceinline__ void load_w(uint32_t stage, uint32_t group, uint32_t k)
     {
-        mbarrier_expect(&full[stage], W_BYTES + p.rows8 * 128);
+        if (LEAVE && p.leave & (LEAVE_X | LEAVE_W)) {
+            const uint32_t bytes =
+                (p.leave & LEAVE_W ? 0 : W_BYTES) + (p.leave & LEAVE_X ? 0 : p.rows8 * 128);
+            mbarrier_expect(&full[stage], bytes);
+            if (p.leave & LEAVE_W) return;
+        } else {
+            mbarrier_expect(&full[stage], W_BYTES + p.rows8 * 128);
+        }
         tma_load_3d(ring + stage * STAGE_BYTES, W, &full[stage], 0,
                     (int)((group * p.share + r.member) * TILE), (int)(r.k_begin + k));
     }
@@ -252,7 +265,7 @@ template <uint32_t TILE> struct producer {
     {
         const uint32_t dst = smem_addr(ring + stage * STAGE_BYTES + W_BYTES);
 
-        if (turn_of(p, stage) != r.member) return;
+        if (turn_of(p, stage) != r.member || (LEAVE && p.leave & LEAVE_X)) return;
         if (p.share == 1)
             copy_box(dst, x, &full[stage], 0, 0, (int)(r.k_begin + k));
         else
@@ -332,7 +345,7 @@ __device__ __forceinline__ void keep_rows(const params &p, uint32_t m0, uint32_t
     }
 }
 
-template <typename T, int WN>
+template <typename T, int WN, bool LEAVE>
 __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t *full,
                                         uint64_t *empty, unsigned char *ring, float *out,
                                         float *factors, place *places)
@@ -353,10 +366,11 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
             mbarrier_wait(&full[stage], phase);
             wgmma_hold(c);
             wgmma_fence();
+            if (!LEAVE || !(p.leave & LEAVE_PRODUCTS))
 #pragma unroll
-            for (int ks = 0; ks < 4; ks++)
-                wgmma_ss<T, WN>(c, smem_swizzled(x + ks * 32), smem_swizzled(W + ks * 32),
-                                ks > 0 || k > 0);
+                for (int ks = 0; ks < 4; ks++)
+                    wgmma_ss<T, WN>(c, smem_swizzled(x + ks * 32), smem_swizzled(W + ks * 32),
+                                    ks > 0 || k > 0);
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_hold(c);
@@ -388,12 +402,14 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
         else
             named_sync(1, COMPUTE);
         if (!p.clerk) beside = fetch_beside(p, m0, tile * TILE + lane * 4, places);
-        finish_rows<T, TILE>(p, tile, m0, step, r.member * p.splits, out, factors, places, beside);
+        if (!LEAVE || !(p.leave & LEAVE_ENDS))
+            finish_rows<T, TILE>(p, tile, m0, step, r.member * p.splits, out, factors, places,
+                                 beside);
     }
 }
 
 /* WN: rows of W per warpgroup, half of a tile. */
-template <typename T, int WN>
+template <typename T, int WN, bool LEAVE>
 __global__ void __launch_bounds__(THREADS + 32, 1)
     medium_kernel(const __grid_constant__ params p, const __grid_constant__ CUtensorMap W,
                   const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap next)
@@ -408,15 +424,15 @@ __global__ void __launch_bounds__(THREADS + 32, 1)
     uint32_t sharers = 0;
     for (uint32_t i = 0; i < p.share; i++)
         sharers |= 1u << (r.split + i * p.splits);
-    producer<2 *WN> loads = {p,
-                             r,
-                             &W,
-                             &x,
-                             full,
-                             empty,
-                             ring,
-                             r.k_count < p.stages ? r.k_count : p.stages,
-                             (uint16_t)sharers};
+    producer<2 * WN, LEAVE> loads = {p,
+                                     r,
+                                     &W,
+                                     &x,
+                                     full,
+                                     empty,
+                                     ring,
+                                     r.k_count < p.stages ? r.k_count : p.stages,
+                                     (uint16_t)sharers};
 
     pdl_trigger();
     if (threadIdx.x == COMPUTE) {
@@ -434,7 +450,7 @@ __global__ void __launch_bounds__(THREADS + 32, 1)
     if (p.share > 1) cluster_meet(); /* barriers are there before others count on them */
     pdl_wait();
     if (threadIdx.x < COMPUTE) {
-        compute<T, WN>(p, r, full, empty, ring, out, factors, places);
+        compute<T, WN, LEAVE>(p, r, full, empty, ring, out, factors, places);
     } else if (threadIdx.x < CLERK) {
         if (threadIdx.x == COMPUTE) {
             loads.rest();
@@ -495,16 +511,23 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_arg
     const memory m = memory_of(s, w->K / 64, clusters < groups);
     const uint64_t dims[3] = {64, a->M, w->K / 64}, strides[2] = {a->x_stride * 2, 128};
     const uint32_t box[3] = {64, rows8, 1};
-    const params p = {a->M,         w->N,          rows8,
-                      w->K / 64,    tiles,         s.splits,
-                      s.share,      m.stages,      m.out_apart,
-                      a->norm_sums, a->norm_tiles, a->norm_cols,
-                      a->norm_eps,  a->bias,       a->epilogue,
-                      a->act,       a->scale,      a->softcap,
-                      a->y,         a->y_stride,   a->next_gain,
-                      a->h,         a->h_stride,   a->sums,
-                      a->qkv,       clerk,         medium_ahead_of(ctx, a->next)};
-    const auto kernel = medium_kernel<T, WN>;
+    const params p = {a->M,          w->N,
+                      rows8,         w->K / 64,
+                      tiles,         s.splits,
+                      s.share,       m.stages,
+                      m.out_apart,   a->norm_sums,
+                      a->norm_tiles, a->norm_cols,
+                      a->norm_eps,   a->bias,
+                      a->epilogue,   a->act,
+                      a->scale,      a->softcap,
+                      a->y,          a->y_stride,
+                      a->next_gain,  a->h,
+                      a->h_stride,   a->sums,
+                      a->qkv,        ctx->trial >> LEAVE_SHIFT,
+                      clerk,         medium_ahead_of(ctx, a->next)};
+    constexpr bool CAN_LEAVE = WN == 112 && is_bf16<T>();
+    const auto kernel =
+        CAN_LEAVE && p.leave ? medium_kernel<T, WN, CAN_LEAVE> : medium_kernel<T, WN, false>;
     CUtensorMap W, x, next;
 
     memcpy(&W, w->map, sizeof W);

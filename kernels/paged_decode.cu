@@ -23,6 +23,7 @@ namespace
 {
 
 constexpr int WARPS = 4;
+constexpr uint32_t TRIAL_TOGETHER = 32; /* all loads of a group before the first product */
 constexpr float LOG2E = 1.4426950408889634f, MASKED = -1e30f;
 
 template <typename T, int D> struct decode {
@@ -61,7 +62,7 @@ __device__ __forceinline__ head_part part_of(const attention_args &a, int pair)
 }
 
 /* o, m, l += those of groups g_first + warp, + WARPS, ... before g_end. With EARLY the first is fetched before pdl_wait(). */
-template <typename T, int D, bool EARLY>
+template <typename T, int D, bool EARLY, bool TOGETHER>
 __device__ __forceinline__ void attend(const attention_args &a, int row, const span &seen_of,
                                        const head_part &part, int g_first, int g_end,
                                        float (&o)[decode<T, D>::VN][2], float &m, float &l)
@@ -130,6 +131,9 @@ __device__ __forceinline__ void attend(const attention_args &a, int row, const s
         const int tb = g * 32;
         if (!EARLY || !fetched) load_group();
         fetched = false;
+        /* No load of the group may sink below: the compiler would let those of V wait for the first products with K, half of what
+         * is to be under way. */
+        if (TOGETHER) __syncwarp();
         if (g + WARPS < g_end) next_blocks(g + WARPS);
 
         float s[4][2]; /* token tb + q*8 + t*2 + e */
@@ -235,7 +239,7 @@ template <typename T> __device__ __forceinline__ void put_out(T *out, float4 v)
 
 /* EARLY: for few rows, where the wait for memory is what counts; for many the device is full, and blocks that wait for the
  * kernel before only take places. */
-template <typename T, int D, bool EARLY>
+template <typename T, int D, bool EARLY, bool TOGETHER>
 __global__ void __launch_bounds__(WARPS * 32, 2)
     decode_kernel(const __grid_constant__ struct attention_args a,
                   const __grid_constant__ struct decode_scratch scratch)
@@ -270,7 +274,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
               g_end = min(seen.begin + seen.groups, g_first + per);
     float o[VN][2] = {}, m = MASKED, l = 0.f;
 
-    attend<T, D, EARLY>(a, row, seen, part, g_first, g_end, o, m, l);
+    attend<T, D, EARLY, TOGETHER>(a, row, seen, part, g_first, g_end, o, m, l);
     put_warp<T, D>(sh, o, m, l);
     __syncthreads();
 
@@ -397,7 +401,7 @@ __device__ __forceinline__ void merge_pieces(const attention_args &a, const deco
 
 /* Each block does as many groups of 32 tokens as every other, of whichever rows and heads (even_share.h): all read until the end,
  * and what a block costs beside reading is paid two or three times, not once for 1,024 tokens. */
-template <typename T, int D>
+template <typename T, int D, bool TOGETHER>
 __global__ void __launch_bounds__(WARPS * 32, 2)
     even_kernel(const __grid_constant__ struct attention_args a,
                 const __grid_constant__ struct decode_scratch scratch,
@@ -423,8 +427,8 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
         const span seen = span_of(a, a.positions[row]);
         float o[VN][2] = {}, m = MASKED, l = 0.f;
 
-        attend<T, D, false>(a, row, seen, part, seen.begin + (int)piece.begin,
-                            seen.begin + (int)piece.end, o, m, l);
+        attend<T, D, false, TOGETHER>(a, row, seen, part, seen.begin + (int)piece.begin,
+                                      seen.begin + (int)piece.end, o, m, l);
         at += piece.end - piece.begin;
         if (at == end && threadIdx.x == 0) weights_ahead(ahead, &next, blockIdx.x, blocks);
         put_warp<T, D>(sh.part, o, m, l);
@@ -473,7 +477,9 @@ cudaError_t launch_even(const struct kernel_context *ctx, const struct attention
     CUtensorMap next = {};
 
     if (ahead.blocks) memcpy(&next, a.next->map, sizeof next);
-    return launch(ctx, even_kernel<T, D>, dim3(blocks), dim3(WARPS * 32), 0, a, s, ahead, next);
+    return launch(ctx,
+                  ctx->trial & TRIAL_TOGETHER ? even_kernel<T, D, true> : even_kernel<T, D, false>,
+                  dim3(blocks), dim3(WARPS * 32), 0, a, s, ahead, next);
 }
 
 enum { EARLY_ROWS = 16 };
@@ -485,9 +491,11 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct attention_
     if ((ctx->trial & TRIAL_EVEN) && !s.few_rows && a.rows > EARLY_ROWS && a.rows <= EVEN_ROWS &&
         s.places >= 2)
         return launch_even<T, D>(ctx, a, s);
-    return launch(ctx,
-                  a.rows <= EARLY_ROWS ? decode_kernel<T, D, true> : decode_kernel<T, D, false>,
-                  grid, dim3(WARPS * 32), 0, a, s);
+    const auto kernel = a.rows <= EARLY_ROWS          ? decode_kernel<T, D, true, false>
+                        : ctx->trial & TRIAL_TOGETHER ? decode_kernel<T, D, false, true>
+                                                      : decode_kernel<T, D, false, false>;
+
+    return launch(ctx, kernel, grid, dim3(WARPS * 32), 0, a, s);
 }
 
 template <typename T>

@@ -219,8 +219,10 @@ static void decode_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads
         for (uint32_t splits = 1; splits <= 16; splits += 5) {
             struct decode_scratch scratch = {gpu_poisoned((size_t)ROWS * heads * splits * dim * 4),
                                              gpu_poisoned((size_t)ROWS * heads * splits * 8),
-                                             gpu_zeroed((size_t)ROWS * heads * 4), splits,
-                                             splits != 6, 0};
+                                             gpu_zeroed((size_t)ROWS * heads * 4),
+                                             splits,
+                                             splits != 6,
+                                             0};
             uint16_t *first = malloc(bytes), *again = malloc(bytes);
             EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
             check(&s, &ctx, a.out, "decode");
@@ -301,14 +303,17 @@ static void even_case(enum kernel_type type, const uint32_t *heads, uint32_t dim
                                      places};
     uint16_t *first = malloc(bytes), *again = malloc(bytes);
 
-    ctx.trial |= TRIAL_EVEN;
-    EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
-    check(&s, &ctx, a.out, "even");
-    gpu_download(&ctx, a.out, first, bytes);
-    for (int i = 0; i < 3; i++) {
+    static const uint32_t trials[] = {TRIAL_EVEN, TRIAL_EVEN | 32, 32, 0};
+    for (int i = 0; i < 4; i++) {
+        ctx.trial = trials[i];
         EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
-        gpu_download(&ctx, a.out, again, bytes);
-        EXPECT_TRUE(memcmp(first, again, bytes) == 0);
+        check(&s, &ctx, a.out, trials[i] & TRIAL_EVEN ? "even" : "many rows");
+        gpu_download(&ctx, a.out, first, bytes);
+        for (int again_i = 0; again_i < 3; again_i++) {
+            EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
+            gpu_download(&ctx, a.out, again, bytes);
+            EXPECT_TRUE(memcmp(first, again, bytes) == 0);
+        }
     }
     free(first), free(again);
     drop(&s);

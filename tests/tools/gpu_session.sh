@@ -11,7 +11,7 @@
 #        ncu      counters of the products of 64 and of 16 rows
 #        serve    Llama-3-8B with made-up weights over HTTP: start to READY, time to first token
 # Each step has its own time limit and none ends the rest. Without a GPU, run says so for each step in a second.
-# Settings: GPU_SESSION_TRIALS (0,1,2,3,4,7), GPU_SESSION_GOLDEN (a folder of more golden files to pack).
+# Settings: GPU_SESSION_TRIALS (0,3,4,32,36,39,52,55), GPU_SESSION_GOLDEN (a folder of more golden files to pack).
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -87,18 +87,19 @@ step() {
     fi
     printf '%-26s %-12s %4d s\n' "$name" "$word" $((SECONDS - from)) > "logs/$name.row"
 }
-also() { step "$@" & }
+started=()
+also() { step "$@" & started+=($!); }
 
 check() {
     local trial
     also even_share 60 bin/test_even_share
     for trial in 0 3; do also "medium_$trial" 150 env INFERD_TRIAL=$trial bin/test_medium_gemm; done
-    for trial in 0 2; do also "attention_$trial" 150 env INFERD_TRIAL=$trial bin/test_attention; done
+    for trial in 0 34; do also "attention_$trial" 150 env INFERD_TRIAL=$trial bin/test_attention; done
     also chain 120 bin/test_decode_chain
     also sample 120 bin/test_sample
     also skinny 120 bin/test_skinny_gemm
     also row_ops 120 bin/test_row_ops
-    for trial in 0 7; do also "device_$trial" 240 env INFERD_TRIAL=$trial bin/test_cuda_device; done
+    for trial in 0 55; do also "device_$trial" 240 env INFERD_TRIAL=$trial bin/test_cuda_device; done
     # The code that other cards get: PTX of compute_80, without TMA, clusters and programmatic launches.
     local jit="env CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_PATH=$work/jit"
     also jit_device 280 $jit bin/test_cuda_device
@@ -108,10 +109,10 @@ check() {
         also race_sample 280 $jit "$sanitizer" --tool racecheck --error-exitcode 9 bin/test_sample
         also race_attention 280 $jit "$sanitizer" --tool racecheck --error-exitcode 9 bin/test_attention
         also memcheck_medium 280 env INFERD_TRIAL=3 "$sanitizer" --error-exitcode 9 bin/test_medium_gemm
-        also memcheck_attention 280 env INFERD_TRIAL=6 "$sanitizer" --error-exitcode 9 bin/test_attention
+        also memcheck_attention 280 env INFERD_TRIAL=38 "$sanitizer" --error-exitcode 9 bin/test_attention
         also sync_medium 280 env INFERD_TRIAL=3 "$sanitizer" --tool synccheck --error-exitcode 9 bin/test_medium_gemm
     fi
-    wait
+    wait "${started[@]}"
 }
 
 bench() { # NAME LIMIT ARGUMENTS...
@@ -121,13 +122,15 @@ bench() { # NAME LIMIT ARGUMENTS...
 }
 
 ab() {
-    local trials=${GPU_SESSION_TRIALS:-0,1,2,3,4,7} model="--model models/Llama-3-8B"
+    local trials=${GPU_SESSION_TRIALS:-0,3,4,32,36,39,52,55} model="--model models/Llama-3-8B"
     bench ab_64x4k 120 trials $model --batch 64 --context 4096 --steps 12 --trials "$trials"
     bench ab_64x1k 90 trials $model --batch 64 --context 1024 --steps 12 --trials "$trials"
-    bench ab_32x2k 60 trials $model --batch 32 --context 2048 --steps 12 --trials "$trials"
+    bench ab_32x2k 60 trials $model --batch 32 --context 2048 --steps 12 --trials 0,3,36,39
     bench ab_products 60 kernels --only "medium 8B" --trials 0,1,2,3
+    # Parts of one product left out: its multiplications, x, both, its ends, multiplications and ends, its weights, weights and multiplications.
+    bench ab_parts 60 kernels --only "medium 8B gate_up" --trials 0,256,512,768,1024,1280,2048,2304
     step ab_cuts 60 env INFERD_TRIAL=3 bin/cuda-bench kernels --only "cut 8B"
-    bench ab_attention 60 kernels --only "decode 64x" --trials 0,4
+    bench ab_attention 60 kernels --only "decode 64x" --trials 0,4,32,36
 }
 
 table() {
@@ -205,9 +208,13 @@ lines_of() {
 run() {
     unpack
     nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw --format=csv,noheader 2>/dev/null || echo "no GPU"
+    nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active \
+        --format=csv,noheader -lms 250 > logs/clocks 2>&1 &
+    local clocks=$!
     for part in "$@"; do
         case $part in check | ab | table | ncu | serve) "$part" ;; *) echo "no part $part" ;; esac
     done
+    kill "$clocks" 2>/dev/null
     for log in logs/*.row; do cat "$log"; done > "$OUT/steps.txt"
     for log in $(ls -tr logs | grep -v '\.row$'); do echo "=== $log"; cat "logs/$log"; done | xz > "$OUT/logs.txt.xz"
     cat logs/* 2>/dev/null | grep -h '^{"bench"' > "$OUT/bench.jsonl"
