@@ -47,9 +47,14 @@ struct params {
     float *sums;
     struct skinny_qkv qkv;
     uint32_t leave; /* of enum leave */
+    bool push;      /* sums of splits are sent to who adds them, not read by him */
     bool clerk;     /* a warp behind the producer fetches what rows end with */
     struct medium_ahead ahead;
 };
+
+/* Blocks of a split send each other their sums (copy engine, counted by the receiver's barrier) in place of reading them behind a cluster
+ * barrier whose release waits for the whole device (MEMBAR.ALL.GPU). */
+constexpr uint32_t TRIAL_PUSH = 64;
 
 /* To see what a product's time goes to, parts of it can be left out (wrong results, bf16 and tiles of 224 rows only): trial bits from
  * LEAVE_SHIFT on. */
@@ -155,30 +160,65 @@ __device__ __forceinline__ float write_four(const params &p, uint32_t m, uint32_
     return 0.f;
 }
 
+/* The rows that a block finishes for all of its split. */
+struct owned {
+    uint32_t first, step, end; /* first, first + step, ... below end */
+};
+/* How many rows a block finishes where they lie together: so many are sent to each. */
+__host__ __device__ constexpr uint32_t rows_sent(uint32_t M, uint32_t splits)
+{
+    return (M + splits - 1) / splits;
+}
+__device__ __forceinline__ owned owned_by(const params &p, uint32_t split)
+{
+    const uint32_t rows = rows_sent(p.M, p.splits);
+
+    if (!p.push) return {split, p.splits, p.M};
+    return {split * rows, 1, min((split + 1) * rows, p.M)};
+}
+__device__ __forceinline__ owned dealt(const owned &rows, uint32_t warp, uint32_t warps)
+{
+    return {rows.first + warp * rows.step, rows.step * warps, rows.end};
+}
+
+/* Of splits before and behind a block's own, in order, what they sent lies behind its own sums. */
+template <uint32_t TILE>
+__device__ __forceinline__ const float *sent_by(const params &p, const float *out, uint32_t split,
+                                                uint32_t own, uint32_t m)
+{
+    const uint32_t rows = rows_sent(p.M, p.splits), place = split < own ? split : split - 1;
+
+    if (split == own) return out + m * out_stride(TILE);
+    return out + (ROWS + place * rows + (m - own * rows)) * out_stride(TILE);
+}
+
 /* Rows m0, m0 + step, ... of a tile by one warp, 128 columns at a time: the parts of all blocks of a split in the order of K, then
  * the end. What lies beside the next sums is on its way meanwhile. */
 template <typename T, uint32_t TILE>
 __device__ __forceinline__ void
-finish_rows(const params &p, uint32_t tile, uint32_t m0, uint32_t step, uint32_t peer, float *out,
-            const float *factors, const place *places, float4 beside)
+finish_rows(const params &p, uint32_t tile, const owned &rows, uint32_t split, uint32_t peer,
+            float *out, const float *factors, const place *places, float4 beside)
 {
     constexpr uint32_t PIECES = (TILE + 127) / 128;
     const uint32_t lane = threadIdx.x & 31, first = tile * TILE;
-    uint32_t m = m0, piece = 0;
+    uint32_t m = rows.first, piece = 0;
     float ss = 0.f;
 
 #pragma unroll 1
-    while (m < p.M) {
+    while (m < rows.end) {
         const uint32_t c = lane * 4 + piece * 128, n = first + c;
         const bool last = PIECES == 1 || piece + 1 == PIECES;
-        const uint32_t m_next = last ? m + step : m, piece_next = last ? 0 : piece + 1;
-        const float4 next = fetch_beside(p, m_next, first + lane * 4 + piece_next * 128, places);
+        const uint32_t m_next = last ? m + rows.step : m, piece_next = last ? 0 : piece + 1;
+        const float4 next = fetch_beside(p, m_next < rows.end ? m_next : p.M,
+                                         first + lane * 4 + piece_next * 128, places);
         float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
         if (c < TILE && n < p.N) {
 #pragma unroll 4
             for (uint32_t s = 0; s < p.splits; s++) {
-                const float *from = p.splits > 1 ? cluster_peer(out, peer + s) : out;
-                const float4 w = *(const float4 *)(from + m * out_stride(TILE) + c);
+                const float *from = p.splits == 1 ? out + m * out_stride(TILE)
+                                    : p.push      ? sent_by<TILE>(p, out, s, split, m)
+                                             : cluster_peer(out, peer + s) + m * out_stride(TILE);
+                const float4 w = *(const float4 *)(from + c);
                 v = make_float4(v.x + w.x, v.y + w.y, v.z + w.z, v.w + w.w);
             }
             const float f = p.norm_sums ? factors[m] : 1.f;
@@ -296,13 +336,13 @@ template <uint32_t TILE, bool LEAVE> struct producer {
 };
 
 /* What rows end with, known before their sums are: by the warps that will want it. */
-__device__ __forceinline__ void fetch_rows(const params &p, uint32_t m0, uint32_t step,
-                                           float *factors, place *places)
+__device__ __forceinline__ void fetch_rows(const params &p, const owned &rows, float *factors,
+                                           place *places)
 {
     const uint32_t lane = threadIdx.x & 31;
 
 #pragma unroll 1
-    for (uint32_t m = m0; m < p.M; m += step) {
+    for (uint32_t m = rows.first; m < rows.end; m += rows.step) {
         if (p.epilogue == MEDIUM_QKV && lane == 0)
             places[m] = {p.qkv.positions[m], p.qkv.kv_slots[m]};
         if (!p.norm_sums) continue;
@@ -317,45 +357,90 @@ __device__ __forceinline__ void fetch_rows(const params &p, uint32_t m0, uint32_
 }
 
 /* The same by one warp while the others multiply: eight rows with one wait. */
-__device__ __forceinline__ void keep_rows(const params &p, uint32_t m0, uint32_t step,
-                                          float *factors, place *places)
+__device__ __forceinline__ void keep_rows(const params &p, const owned &rows, float *factors,
+                                          place *places)
 {
     constexpr int AT_ONCE = 8;
     const uint32_t lane = threadIdx.x & 31;
 
     if (p.epilogue == MEDIUM_QKV)
-        for (uint32_t m = m0 + lane * step; m < p.M; m += 32 * step)
+        for (uint32_t m = rows.first + lane * rows.step; m < rows.end; m += 32 * rows.step)
             places[m] = {p.qkv.positions[m], p.qkv.kv_slots[m]};
     if (!p.norm_sums) return;
 #pragma unroll 1
-    for (uint32_t m = m0; m < p.M; m += AT_ONCE * step) {
+    for (uint32_t m = rows.first; m < rows.end; m += AT_ONCE * rows.step) {
         float s[AT_ONCE] = {};
 #pragma unroll 1
         for (uint32_t i = lane; i < p.norm_tiles; i += 32)
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++)
-                if (m + j * step < p.M)
-                    s[j] += __ldcg(p.norm_sums + (m + j * step) * p.norm_tiles + i);
+                if (m + j * rows.step < rows.end)
+                    s[j] += __ldcg(p.norm_sums + (m + j * rows.step) * p.norm_tiles + i);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
             s[j] = lanes_sum<32>(s[j]);
-            if (lane == 0 && m + j * step < p.M)
-                factors[m + j * step] = rsqrtf(s[j] / (float)p.norm_cols + p.norm_eps);
+            if (lane == 0 && m + j * rows.step < rows.end)
+                factors[m + j * rows.step] = rsqrtf(s[j] / (float)p.norm_cols + p.norm_eps);
         }
     }
 }
 
+/* What block `rank` of the cluster gets from this one: `bytes` behind `to`, counted by its barrier. */
+__device__ __forceinline__ void send(uint32_t rank, const float *to, const float *from,
+                                     uint32_t bytes, uint64_t *bar)
+{
+    asm volatile("{ .reg .b32 at, counted;\n"
+                 " mapa.shared::cluster.u32 at, %0, %4;\n"
+                 " mapa.shared::cluster.u32 counted, %1, %4;\n"
+                 " cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+                 " [at], [%2], %3, [counted]; }" ::"r"(smem_addr(to)),
+                 "r"(smem_addr(bar)), "r"(smem_addr(from)), "r"(bytes), "r"(rank)
+                 : "memory");
+}
+
+/* Bytes of the sums that each other block of the split sends to block `split`. */
+template <uint32_t TILE>
+__device__ __forceinline__ uint32_t bytes_sent(const params &p, uint32_t split)
+{
+    const owned rows = owned_by(p, split);
+
+    return rows.first < rows.end ? (rows.end - rows.first) * out_stride(TILE) * 4 : 0;
+}
+
+/* All multiplying threads. Others' sums come to rest behind the own ones, where the ring was: so not before all have done with their
+ * rings. `arrived` was told at the start how much to expect. */
+template <uint32_t TILE>
+__device__ __forceinline__ void exchange_sums(const params &p, const run &r, float *out,
+                                              uint64_t *arrived)
+{
+    const uint32_t to = threadIdx.x;
+
+    fence_proxy_async();
+    named_sync(1, COMPUTE);
+    cluster_meet();
+    if (to < p.splits && to != r.split) {
+        const uint32_t bytes = bytes_sent<TILE>(p, to);
+        const float *place = sent_by<TILE>(p, out, r.split, to, owned_by(p, to).first);
+        if (bytes)
+            send(to + r.member * p.splits, place, out + owned_by(p, to).first * out_stride(TILE),
+                 bytes, arrived);
+    }
+    mbarrier_wait(arrived, 0);
+}
+
 template <typename T, int WN, bool LEAVE>
 __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t *full,
-                                        uint64_t *empty, unsigned char *ring, float *out,
-                                        float *factors, place *places)
+                                        uint64_t *empty, uint64_t *arrived, unsigned char *ring,
+                                        float *out, float *factors, place *places)
 {
     constexpr uint32_t TILE = 2 * WN, W_BYTES = TILE * 128, STAGE_BYTES = W_BYTES + X_BYTES;
     const uint32_t t = threadIdx.x, lane = t & 31, warp = t / 32, half = t / 128;
-    const uint32_t base = smem_addr(ring), m0 = r.split + p.splits * warp, step = p.splits * WARPS;
+    const uint32_t base = smem_addr(ring);
+    const owned rows = dealt(owned_by(p, r.split), warp, WARPS);
+    const uint32_t m0 = rows.first < rows.end ? rows.first : p.M; /* M: none */
     uint32_t stage = 0, phase = 0;
 
-    if (!p.clerk) fetch_rows(p, m0, step, factors, places);
+    if (!p.clerk) fetch_rows(p, rows, factors, places);
     for (uint32_t group = r.group; group < r.groups; group += r.group_step) {
         const uint32_t tile = group * p.share + r.member;
         float c[WN / 2];
@@ -397,15 +482,27 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
             if (group == r.group) named_sync(2, COMPUTE + 32);
             beside = fetch_beside(p, m0, tile * TILE + lane * 4, places);
         }
-        if (p.splits > 1)
+        if (p.splits > 1 && p.push)
+            exchange_sums<TILE>(p, r, out, arrived);
+        else if (p.splits > 1)
             cluster_sync();
         else
             named_sync(1, COMPUTE);
         if (!p.clerk) beside = fetch_beside(p, m0, tile * TILE + lane * 4, places);
         if (!LEAVE || !(p.leave & LEAVE_ENDS))
-            finish_rows<T, TILE>(p, tile, m0, step, r.member * p.splits, out, factors, places,
+            finish_rows<T, TILE>(p, tile, rows, r.split, r.member * p.splits, out, factors, places,
                                  beside);
     }
+}
+
+/* Who has no sums is there from the start and hands nothing over: nobody waits for his loads. */
+__device__ __forceinline__ void arrive_before_ends(const params &p)
+{
+    if (p.splits > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait_before_ends(const params &p)
+{
+    if (p.splits > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
 /* WN: rows of W per warpgroup, half of a tile. */
@@ -415,7 +512,7 @@ __global__ void __launch_bounds__(THREADS + 32, 1)
                   const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap next)
 {
     extern __shared__ unsigned char raw[];
-    __shared__ uint64_t full[STAGES_MAX], empty[STAGES_MAX];
+    __shared__ uint64_t full[STAGES_MAX], empty[STAGES_MAX], arrived;
     __shared__ float factors[ROWS];
     __shared__ place places[ROWS];
     unsigned char *const ring = raw + ((1024 - (smem_addr(raw) & 1023)) & 1023);
@@ -443,25 +540,29 @@ __global__ void __launch_bounds__(THREADS + 32, 1)
             /* who brings x for a stage waits for all who read it */
             mbarrier_init(&empty[i], turn_of(p, i) == r.member ? WARPS * p.share : WARPS);
         }
+        if (p.push) mbarrier_init(&arrived, 1);
         mbarrier_init_fence();
+        if (p.push) mbarrier_expect(&arrived, (p.splits - 1) * bytes_sent<2 * WN>(p, r.split));
         loads.begin();
     }
     __syncthreads();
     if (p.share > 1) cluster_meet(); /* barriers are there before others count on them */
     pdl_wait();
     if (threadIdx.x < COMPUTE) {
-        compute<T, WN, LEAVE>(p, r, full, empty, ring, out, factors, places);
+        compute<T, WN, LEAVE>(p, r, full, empty, &arrived, ring, out, factors, places);
     } else if (threadIdx.x < CLERK) {
+        arrive_before_ends(p);
         if (threadIdx.x == COMPUTE) {
             loads.rest();
             weights_ahead(p.ahead, &next, blockIdx.x, gridDim.x);
         }
         __syncwarp();
-        if (p.splits > 1) cluster_sync(); /* the one before rows are finished */
+        wait_before_ends(p);
     } else {
-        keep_rows(p, r.split, p.splits, factors, places);
+        arrive_before_ends(p);
+        keep_rows(p, owned_by(p, r.split), factors, places);
         named_arrive(2, COMPUTE + 32);
-        if (p.splits > 1) cluster_sync();
+        wait_before_ends(p);
     }
     /* no block goes while another may read its memory, or count on its barriers */
     if (p.splits * p.share > 1) cluster_meet();
@@ -484,7 +585,8 @@ memory memory_of(const struct medium_shape &s, uint32_t kblocks, bool waves)
     if (m.stages > STAGES_MAX) m.stages = STAGES_MAX;
     if (!waves && m.stages > longest) m.stages = longest;
     m.bytes = m.stages * stage + (waves ? out : 0);
-    if (m.bytes < out) m.bytes = out;
+    const uint32_t sent = (s.splits - 1) * rows_sent(ROWS, s.splits) * out_stride(s.tile) * 4;
+    if (m.bytes < out + sent) m.bytes = out + sent;
     m.bytes += 1024; /* to align */
     return m;
 }
@@ -511,20 +613,35 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_arg
     const memory m = memory_of(s, w->K / 64, clusters < groups);
     const uint64_t dims[3] = {64, a->M, w->K / 64}, strides[2] = {a->x_stride * 2, 128};
     const uint32_t box[3] = {64, rows8, 1};
-    const params p = {a->M,          w->N,
-                      rows8,         w->K / 64,
-                      tiles,         s.splits,
-                      s.share,       m.stages,
-                      m.out_apart,   a->norm_sums,
-                      a->norm_tiles, a->norm_cols,
-                      a->norm_eps,   a->bias,
-                      a->epilogue,   a->act,
-                      a->scale,      a->softcap,
-                      a->y,          a->y_stride,
-                      a->next_gain,  a->h,
-                      a->h_stride,   a->sums,
-                      a->qkv,        ctx->trial >> LEAVE_SHIFT,
-                      clerk,         medium_ahead_of(ctx, a->next)};
+    const params p = {a->M,
+                      w->N,
+                      rows8,
+                      w->K / 64,
+                      tiles,
+                      s.splits,
+                      s.share,
+                      m.stages,
+                      m.out_apart,
+                      a->norm_sums,
+                      a->norm_tiles,
+                      a->norm_cols,
+                      a->norm_eps,
+                      a->bias,
+                      a->epilogue,
+                      a->act,
+                      a->scale,
+                      a->softcap,
+                      a->y,
+                      a->y_stride,
+                      a->next_gain,
+                      a->h,
+                      a->h_stride,
+                      a->sums,
+                      a->qkv,
+                      ctx->trial >> LEAVE_SHIFT,
+                      s.splits > 1 && ctx->trial & TRIAL_PUSH,
+                      clerk,
+                      medium_ahead_of(ctx, a->next)};
     constexpr bool CAN_LEAVE = WN == 112 && is_bf16<T>();
     const auto kernel =
         CAN_LEAVE && p.leave ? medium_kernel<T, WN, CAN_LEAVE> : medium_kernel<T, WN, false>;

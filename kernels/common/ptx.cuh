@@ -77,12 +77,13 @@ __device__ __forceinline__ void mbarrier_init(uint64_t *bar, uint32_t arrivals)
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(smem_addr(bar)), "r"(arrivals)
                  : "memory");
 }
-/* Makes the barriers visible to the copy engine, which is another proxy. */
+/* Makes the barriers visible to the copy engine, which is another proxy. Of shared memory only: for all memory the fence is a wait for
+ * the whole device (MEMBAR.ALL.GPU), in front of the first weights that a kernel asks for. */
 __device__ __forceinline__ void mbarrier_init_fence()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void mbarrier_arrive(uint64_t *bar)
