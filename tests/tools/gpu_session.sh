@@ -102,7 +102,7 @@ check() {
     also row_ops 120 bin/test_row_ops
     for trial in 0 119; do also "device_$trial" 240 env INFERD_TRIAL=$trial bin/test_cuda_device; done
     # The code that other cards get: PTX of compute_80, without TMA, clusters and programmatic launches.
-    local jit="env CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_PATH=$work/jit"
+    local jit="env CUDA_FORCE_PTX_JIT=1 CUDA_MODULE_LOADING=LAZY CUDA_CACHE_PATH=$work/jit"
     also jit_device 280 $jit bin/test_cuda_device
     also jit_attention 280 $jit bin/test_attention
     if [ -n "$sanitizer" ]; then
