@@ -195,6 +195,11 @@ static enum status set_value(struct config *c, const struct option *o, const cha
     double real;
     char *end;
 
+    /* an empty text unsets an option that has no default; elsewhere it is most often a shell's variable that is not set,
+     * and no host, say, would be all addresses */
+    if (!*text && (o->type == OPT_STRINGS || (o->type == OPT_STRING && *o->def)))
+        return error_set(err, STATUS_INVALID, "%s is empty; it must have at least one character",
+                         where);
     switch (o->type) {
     case OPT_STRINGS:
         if (add_string(c, field, text))
