@@ -186,9 +186,11 @@ static void log_listening(const struct server *s)
     const struct config *c = s->config;
     const char *when = c->reuse_port || c->listen_when_ready ? " when=ready" : "";
     unsigned port = frontend_port(s->frontend);
+    bool v6 = strchr(c->host, ':') != NULL; /* in brackets, or the URL's port would be part of it */
 
     if (port)
-        log_info("listening", "url=http%s://%s:%u%s", c->tls_cert ? "s" : "", c->host, port, when);
+        log_info("listening", "url=http%s://%s%s%s:%u%s", c->tls_cert ? "s" : "", v6 ? "[" : "",
+                 c->host, v6 ? "]" : "", port, when);
     else
         log_info("listening", "uds=%s%s", c->uds ? c->uds : "inherited", when);
     if (c->admin_socket) log_info("listening", "admin=%s", c->admin_socket);

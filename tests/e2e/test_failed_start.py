@@ -2,8 +2,10 @@
 
 Method: each case with the real program, its exit status exactly; `run` and `serve` close what a failed load has opened once
 more than it was opened."""
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 
@@ -46,6 +48,41 @@ def test_a_model_cut_within_its_tensors(tmp_path):
 def test_options_that_the_model_cannot_have(options):
     refused("run", model_path(), *options, "hi")
     refused("serve", model_path(), "--port", 0, *options)
+
+
+def test_an_empty_host_is_not_all_addresses():
+    done = subprocess.run([str(binary()), "serve", str(model_path()), "--device", "null", "--port", "0", "--host", ""],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "--host is empty" in done.stderr, done
+
+
+def test_a_fault_of_the_cpus_options_is_not_said_of_a_gpu():
+    assert "GPU" not in refused("plan", model_path(), "--cpu-set", "9-1")
+
+
+def test_an_ipv6_address_is_logged_as_a_url(start):
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+    daemon = start(wait=False, extra=["--host", "::1"])
+    assert "url=http://[::1]:" in daemon.log_text()
+
+
+def test_standard_files_that_are_closed_are_no_sockets(tmp_path):
+    """A daemon started with 0, 1 and 2 closed must not get a connection as its standard error: the log would go there."""
+    process = subprocess.Popen([str(binary()), "serve", str(model_path()), "--device", "null", "--uds", str(tmp_path / "s")],
+                               preexec_fn=lambda: [os.close(fd) for fd in (0, 1, 2)])
+    try:
+        until = time.monotonic() + 60
+        while not (tmp_path / "s").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in (0, 1, 2)] == ["/dev/null"] * 3
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
 
 
 def test_an_ipc_path_that_is_a_file_is_kept(tmp_path):
