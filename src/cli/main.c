@@ -73,11 +73,11 @@ int main(int argc, char **argv)
     if (argc < 2) return print_usage(stderr, 2);
     if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0) {
         puts("inferd " INFERD_VERSION);
-        return 0;
+        return flushed(0);
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0)
-        return print_usage(stdout, 0);
+        return flushed(print_usage(stdout, 0));
     for (int i = 0; i < COMMAND_COUNT; i++)
         if (strcmp(argv[1], commands[i].name) == 0)
             return flushed(commands[i].run(argc - 1, argv + 1));

@@ -524,6 +524,8 @@ static int serve(struct server *s, struct error *err)
     int status = 1, fault;
 
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ,
+           SIG_IGN); /* a log that may grow no more (RLIMIT_FSIZE) loses lines, as on a full disk */
     watch_bus_errors(s->config);
     block_signals(&signals);
     s->started_ns = s->logged_ns = clock_mono_ns();

@@ -2,7 +2,6 @@
 
 Method: each case with the real program, its exit status exactly; `run` and `serve` close what a failed load has opened once
 more than it was opened."""
-import os
 import shutil
 import signal
 import socket
@@ -68,21 +67,6 @@ def test_an_ipv6_address_is_logged_as_a_url(start):
             pytest.skip("no IPv6 here")
     daemon = start(wait=False, extra=["--host", "::1"])
     assert "url=http://[::1]:" in daemon.log_text()
-
-
-def test_standard_files_that_are_closed_are_no_sockets(tmp_path):
-    """A daemon started with 0, 1 and 2 closed must not get a connection as its standard error: the log would go there."""
-    process = subprocess.Popen([str(binary()), "serve", str(model_path()), "--device", "null", "--uds", str(tmp_path / "s")],
-                               preexec_fn=lambda: [os.close(fd) for fd in (0, 1, 2)])
-    try:
-        until = time.monotonic() + 60
-        while not (tmp_path / "s").exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in (0, 1, 2)] == ["/dev/null"] * 3
-        process.terminate()
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
 
 
 def test_an_ipc_path_that_is_a_file_is_kept(tmp_path):
