@@ -186,14 +186,18 @@ static void log_listening(const struct server *s)
     const struct config *c = s->config;
     const char *when = c->reuse_port || c->listen_when_ready ? " when=ready" : "";
     unsigned port = frontend_port(s->frontend);
+    char quoted[512];
     bool v6 = strchr(c->host, ':') != NULL; /* in brackets, or the URL's port would be part of it */
 
     if (port)
         log_info("listening", "url=http%s://%s%s%s:%u%s", c->tls_cert ? "s" : "", v6 ? "[" : "",
                  c->host, v6 ? "]" : "", port, when);
     else
-        log_info("listening", "uds=%s%s", c->uds ? c->uds : "inherited", when);
-    if (c->admin_socket) log_info("listening", "admin=%s", c->admin_socket);
+        log_info("listening", "uds=%s%s",
+                 c->uds ? log_quote(slice_str(c->uds), quoted, sizeof quoted) : "inherited", when);
+    if (c->admin_socket)
+        log_info("listening", "admin=%s",
+                 log_quote(slice_str(c->admin_socket), quoted, sizeof quoted));
 }
 
 /* A name that we do not know would be a port that nobody answers at. */
@@ -334,10 +338,12 @@ static enum status become_ready(struct server *s, struct error *err)
     };
     observe_describe(c, l, s->model.names[0], &s->served);
     enum status st = frontend_set_ready(s->frontend, l->engine, &s->model, err);
+    char quoted[512];
 
     if (st) return st;
     service_ready(&s->service, s->model.names[0]);
-    log_info("ready", "model=%s arch=\"%s\" device=\"%s\" load_ms=%.0f", s->model.names[0],
+    log_info("ready", "model=%s arch=\"%s\" device=\"%s\" load_ms=%.0f",
+             log_quote(slice_str(s->model.names[0]), quoted, sizeof quoted),
              model_description(l->model), device_description(l->device),
              (double)(clock_mono_ns() - s->started_ns) * 1e-6);
     return STATUS_OK;
