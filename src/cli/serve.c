@@ -169,14 +169,8 @@ static bool order_reload(void *ctx, struct buf *report)
 
 static bool order_log_level(void *ctx, const char *level)
 {
-    struct config wanted = {.log_level = level};
-
     (void)ctx;
-    if (strcmp(level, "debug") != 0 && strcmp(level, "info") != 0 && strcmp(level, "warn") != 0 &&
-        strcmp(level, "error") != 0)
-        return false;
-    reload_log_level(&wanted);
-    return true;
+    return log_set_level_named(level);
 }
 
 /* --- starting --- */

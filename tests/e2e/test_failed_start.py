@@ -49,6 +49,25 @@ def test_options_that_the_model_cannot_have(options):
     refused("serve", model_path(), "--port", 0, *options)
 
 
+def test_prompts_that_are_no_text():
+    for words in (["-sys", b"\xff", "hi"], [b"\xff"]):
+        done = subprocess.run([str(binary()), "run", str(model_path()), "--device", "null", *words], capture_output=True, timeout=60)
+        assert done.returncode == 1 and b"not valid UTF-8" in done.stderr, done
+
+
+def test_an_interrupt_ends_a_run_that_loads():
+    """Ctrl-C ends an answer, but before there is one it ends the program."""
+    process = subprocess.Popen([str(binary()), "run", str(model_path()), "hi"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        while model_path().name not in open(f"/proc/{process.pid}/maps").read():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == -signal.SIGINT
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_an_empty_host_is_not_all_addresses():
     done = subprocess.run([str(binary()), "serve", str(model_path()), "--device", "null", "--port", "0", "--host", ""],
                           capture_output=True, text=True, timeout=60)
