@@ -97,7 +97,7 @@ const char *config_nearest_within(const char *name, unsigned edits_max)
     return least <= edits_max ? best : NULL;
 }
 
-const char *config_nearest(const char *name)
+static const char *nearest(const char *name)
 {
     return config_nearest_within(name, 2 + (unsigned)strlen(name + strspn(name, "-")) / 5);
 }
@@ -238,7 +238,7 @@ enum status config_set(struct config *config, const char *name, const char *text
     int i = config_find(name);
 
     if (i < 0) {
-        const char *near = config_nearest(name);
+        const char *near = nearest(name);
         const char *hint = config_hint(name);
 
         if (hint)
