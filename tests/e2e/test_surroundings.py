@@ -34,7 +34,7 @@ def answering(path, log, *options, model=None, **more):
         while not answer or answer.status == 503:
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.05)
-            if path.exists():
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # it does not listen yet
                 answer = ask(path, post("/v1/completions", {"prompt": "a", "max_tokens": 3}))
         assert answer.status == 200
         yield process
