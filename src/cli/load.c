@@ -105,6 +105,14 @@ static struct slice last_part(const char *model)
     return slice_of(model + from, len - from);
 }
 
+/* A name is in answers (JSON), in lines of the log and in what the service manager is told (lines too). */
+static bool is_name(struct slice text)
+{
+    for (size_t i = 0; i < text.len; i++)
+        if ((unsigned char)text.ptr[i] < 0x20 || text.ptr[i] == 0x7f) return false;
+    return text.len && utf8_valid(text);
+}
+
 /* A name for the API: the model's last part as it was given, or as the system has it where that is no name ("." and its
  * like); "model" where that is no text. */
 static char *default_name(const char *model, const char *path)
@@ -116,19 +124,19 @@ static char *default_name(const char *model, const char *path)
         real = realpath(path, NULL);
         part = last_part(real ? real : "model");
     }
-    name = utf8_valid(part) ? strndup(part.ptr, part.len) : strdup("model");
+    name = is_name(part) ? strndup(part.ptr, part.len) : strdup("model");
     free(real);
     return name;
 }
 
-/* All names are in answers, which are JSON. */
 static enum status choose_name(const struct config *config, struct loaded *l, struct error *err)
 {
     const struct config_strings *given = &config->served_model_name;
 
     for (uint32_t i = 0; i < given->count; i++)
-        if (!utf8_valid(slice_str(given->items[i])))
-            return error_set(err, STATUS_INVALID, "--served-model-name must be UTF-8");
+        if (!is_name(slice_str(given->items[i])))
+            return error_set(err, STATUS_INVALID,
+                             "--served-model-name must be UTF-8 without control characters");
     l->name = given->count ? strdup(given->items[0]) : default_name(config->model, l->path);
     return l->name ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for the model's name");
 }
