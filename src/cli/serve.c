@@ -146,8 +146,8 @@ static void order_drain(void *ctx, bool stop)
         kill(getpid(), SIGCHLD); /* wakes the main thread */
         return;
     }
+    frontend_refuse(s->frontend); /* first: whom /ready has told is not served after it */
     frontend_drain(s->frontend);
-    frontend_refuse(s->frontend);
 }
 
 static bool order_resume(void *ctx)
@@ -410,6 +410,8 @@ static void drain(struct server *s, const sigset_t *signals)
     log_info("draining", "busy=%u grace_s=%llu timeout_s=%llu", frontend_busy(s->frontend),
              (unsigned long long)grace_s, (unsigned long long)shutdown_s);
     service_stopping(&s->service);
+    /* first, with no grace: nobody whom /ready has told of the drain is served after it */
+    if (!grace_s) frontend_refuse(s->frontend);
     frontend_drain(s->frontend);
     now += (int64_t)grace_s * second_ns;
     if (drain_until(s, signals, now, false)) return;

@@ -216,6 +216,7 @@ void frontend_drain(struct frontend *f)
 
 void frontend_refuse(struct frontend *f)
 {
+    if (f->options.reuse_port) listen_steer_away(f->listen_fd);
     atomic_store(&f->leaving, true);
     if (shares_socket(f))
         atomic_store(&f->accepting, false);

@@ -108,8 +108,9 @@ enum status frontend_reload(struct frontend *frontend, const struct frontend_opt
 /* /ready turns 503; a socket that another daemon shares is left to it; until frontend_refuse (with such a socket also after
  * it) each answer is the last of its connection. */
 void frontend_drain(struct frontend *frontend);
-/* New generation requests get 503 server_draining from here on; running ones go on. After frontend_drain. Where another
- * daemon shares the socket no new connection is taken instead, and those that are there are served once more each. */
+/* New generation requests get 503 server_draining from here on; running ones go on. After frontend_drain, or just before it
+ * where there is no grace: then all whom /ready tells are refused. Where another daemon shares the socket no new connection
+ * is taken instead, and those that are there are served once more each. */
 void frontend_refuse(struct frontend *frontend);
 /* Takes both back. */
 void frontend_resume(struct frontend *frontend);

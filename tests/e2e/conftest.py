@@ -237,7 +237,41 @@ class Daemon:
             time.sleep(0.02)
         raise AssertionError(f"not idle after {seconds} s: {m}")
 
+    def hold(self, **fields):
+        """A stream that runs until its connection is closed here: while it is open a drain does not end."""
+        c = self.raw(60)
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True, **fields}, *self.auth()))
+        assert c.head()[1] == 200
+        return c
+
+    def wait_running(self, count, seconds=30):
+        """Until the engine has so many sequences under way."""
+        end = time.monotonic() + seconds
+        while (running := self.metrics()["inferd_requests_running"]) < count:
+            assert time.monotonic() < end, f"{running} of {count} sequences run after {seconds} s:\n{self.log_text()}"
+            time.sleep(0.01)
+
     # --- process ---
+    def begin_drain(self, seconds=60):
+        """SIGTERM, and back once the daemon has heard it; gives the first /ready that says so.
+
+        kill(2) only asks: on a busy machine a request that follows it at once is answered as if there were no signal, and two
+        signals become one. From here on new work is refused, if neither a grace nor a shared socket says otherwise. Something
+        must be running, or the daemon ends. The connection is there before the signal: a drain may close the listening socket."""
+        with self.raw(seconds) as c:
+            end, told = time.monotonic() + seconds, False
+            while True:
+                c.send(get("/ready", *self.auth()))
+                answer = c.answer()
+                if told and answer.status == 503 and answer.json()["status"] == "draining":
+                    return answer
+                assert time.monotonic() < end, f"/ready is still {answer.status} {answer.body} {seconds} s after SIGTERM:\n{self.log_text()}"
+                if told:
+                    time.sleep(0.005)
+                else:
+                    self.process.send_signal(signal.SIGTERM)
+                    told = True
+
     @property
     def sanitized(self):
         """Whether memory figures mean nothing: AddressSanitizer keeps freed memory, ThreadSanitizer has shadows."""

@@ -149,20 +149,20 @@ def test_a_reader_who_always_has_one_answer_ahead_is_not_cut(start, tmp):
 
 @pytest.mark.parametrize("io", [1, 2])
 def test_drain_lets_running_requests_finish(start, io):
-    """kf-33 a."""
+    """kf-33 a. Held open until all has been asked, so that no speed of the machine ends it before."""
     daemon = start(step_us=5000, io=io)
     streams, waiting = [daemon.raw(30) for _ in range(2)], daemon.raw(30)
     for c in streams:
         c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 150, "stream": True}))
         assert c.head()[1] == 200
     waiting.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 150}))
-    time.sleep(0.1)
+    held = daemon.hold(max_tokens=2000)
+    daemon.wait_running(4)
     idle = daemon.raw()
-    daemon.process.send_signal(signal.SIGTERM)
-    time.sleep(0.15)
-    idle.send(get("/ready"))
-    ready = idle.answer()
+    ready = daemon.begin_drain()
     assert ready.status == 503 and ready.json()["status"] == "draining" and int(ready.header("retry-after")) >= 1
+    idle.send(get("/ready"))
+    assert idle.answer().json()["status"] == "draining"
     idle.send(get("/health"))
     assert idle.answer().status == 200
     idle.send(post("/v1/completions", LONG_RUN))
@@ -174,7 +174,9 @@ def test_drain_lets_running_requests_finish(start, io):
         body = b"".join(c.chunks())
         assert body.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in body
     assert waiting.answer().json()["usage"]["completion_tokens"] == 150
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.poll() is None
+    held.close()
+    assert daemon.process.wait(20) == 0
 
 
 def test_the_end_of_the_drain_ends_streams_with_an_error(start):
@@ -183,15 +185,16 @@ def test_the_end_of_the_drain_ends_streams_with_an_error(start):
     stream.send(post("/v1/completions", {**LONG_RUN, "stream": True}))
     whole.send(post("/v1/completions", LONG_RUN))
     assert stream.head()[1] == 200
+    daemon.wait_running(2)
     begin = time.monotonic()
     daemon.process.send_signal(signal.SIGTERM)
     body = b"".join(stream.chunks()).decode()
-    assert 0.5 < time.monotonic() - begin < 5
+    assert 0.5 < time.monotonic() - begin < 20  # its own end is 30 s away
     last = body.split("\n\n")[-3:]
     assert last[0].startswith('data: {"error":{') and last[1] == "data: [DONE]"
     answer = whole.answer()
     assert answer.status == 503 and answer.json()["error"]["type"] == "server_error"
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(20) == 0
 
 
 def test_a_second_sigterm_ends_the_drain(start):
@@ -199,21 +202,22 @@ def test_a_second_sigterm_ends_the_drain(start):
     stream = daemon.raw(30)
     stream.send(post("/v1/completions", {**LONG_RUN, "stream": True}))
     assert stream.head()[1] == 200
-    daemon.process.send_signal(signal.SIGTERM)
+    daemon.begin_drain()
     time.sleep(0.3)
     assert daemon.process.poll() is None
     daemon.process.send_signal(signal.SIGTERM)
     assert b'{"error":{' in b"".join(stream.chunks())
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(20) == 0
 
 
 def test_sigterm_at_idle_ends_at_once(start):
+    """Not only when the time of a drain, 30 s, is up."""
     daemon = start(step_us=0)
     keep = daemon.raw()
     keep.send(get("/health"))
     keep.answer()
     begin = time.monotonic()
-    assert daemon.terminate() == 0 and time.monotonic() - begin < 3
+    assert daemon.terminate() == 0 and time.monotonic() - begin < 15
 
 
 # --- 19.3: loading ---

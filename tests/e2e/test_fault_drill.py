@@ -228,7 +228,7 @@ def test_a_full_disk_for_logs_stops_nobody(tmp):
 def test_sigterm_under_load_ends_everything_as_it_should(start, tmp):
     """Running ones finish, later ones are refused in words, the long ones get an error event; no child, socket or memory is left."""
     shm = set(os.listdir("/dev/shm"))
-    daemon = start(step_us=5000, drain_ms=2000, seqs=256, extra=["--admin-socket", tmp / "term.sock"])
+    daemon = start(step_us=5000, drain_ms=4000, seqs=256, extra=["--admin-socket", tmp / "term.sock"])
     short = [daemon.raw(30) for _ in range(100 // min(SHARE, 2))]
     long_ = [daemon.raw(30) for _ in range(20)]
     for c in short:
@@ -239,7 +239,7 @@ def test_sigterm_under_load_ends_everything_as_it_should(start, tmp):
         assert c.head()[1] == 200
     pid = daemon.process.pid
     children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    daemon.process.send_signal(signal.SIGTERM)
+    daemon.begin_drain()
     late = daemon.complete()
     assert late.status == 503 and late.json()["error"]["code"] == "server_draining"
     for c in short:

@@ -141,10 +141,11 @@ def test_a_stop_cannot_be_taken_back(start, admin):
     with daemon.raw(20) as stream:
         stream.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 50, "stream": True}))
         assert stream.head()[1] == 200
-        daemon.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        held = daemon.hold()
+        daemon.begin_drain()
         assert ask(admin, "POST", "/admin/resume", {}).status == 409
         assert ask(admin, "GET", "/ready").json()["status"] == "draining"
+        held.close()
         assert b'"finish_reason":"length"' in b"".join(stream.chunks())
     assert daemon.process.wait(10) == 0
 

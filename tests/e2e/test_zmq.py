@@ -585,22 +585,26 @@ def test_drain_lets_running_requests_finish(start, extra):
     c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=150, ignore_eos=True, stream=True))
     c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=150, ignore_eos=True))
     assert c.receive().WhichOneof("body") == "started"
-    time.sleep(0.2)
-    daemon.process.send_signal(signal.SIGTERM)
-    time.sleep(0.15)
+    held = c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=2000, ignore_eos=True))  # the drain does not end before it is told
+    daemon.wait_running(3)
+    daemon.begin_drain()
     refused = c.send(generate=pb.Generate(prompts=[b"a"]))
     health = c.send(health=pb.HealthQuery())
-    done = set()
-    while len(done) < 2:
+    done, told = set(), set()
+    while len(done) < 2 or len(told) < 2:
         r = c.receive()
         if r.id == refused:
             assert r.error.code == "server_draining" and r.error.retry_after_s >= 1
+            told.add(r.id)
         elif r.id == health:
             assert r.health.state == pb.Health.DRAINING
+            told.add(r.id)
         elif r.WhichOneof("body") == "done":
-            assert r.done.usage.completion_tokens == 150
+            assert r.done.usage.completion_tokens == 150 and r.id != held
             done.add(r.id)
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.poll() is None
+    c.send(cancel=pb.Cancel(id=held))
+    assert daemon.process.wait(20) == 0
     c.close()
 
 
@@ -609,7 +613,7 @@ def test_the_end_of_the_drain_ends_requests_with_an_error(start):
     c = connect(daemon)
     for stream in (True, False):
         c.send(generate=pb.Generate(**LONG_RUN, stream=stream))
-    time.sleep(0.3)
+    daemon.wait_running(2)
     daemon.process.send_signal(signal.SIGTERM)
     ended = set()
     while len(ended) < 2:

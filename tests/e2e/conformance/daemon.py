@@ -143,6 +143,18 @@ class Daemon:
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
 
+    def begin_drain(self, seconds=60):
+        """SIGTERM, and back once /ready says that the daemon has heard it: kill(2) only asks, and two signals may become one.
+
+        Something must be running, or the daemon ends. The connection is there before: a drain may close the listening socket."""
+        with self.connect(seconds) as c:
+            def ready():
+                c.send(wire.request_bytes("GET", "/ready", None, self.headers()))
+                return c.answer("GET")
+            ready()
+            self.terminate()
+            wire.wait_until(lambda: ready().json["status"] == "draining", seconds, "/ready says draining after SIGTERM")
+
     def kill(self):
         if self.process.poll() is None:
             self.process.kill()

@@ -149,20 +149,20 @@ def start_streams(d, count, body):
 
 @pytest.mark.sanitizer
 def test_sigterm_lets_running_requests_finish():
-    d = Daemon("--device", "null:4000", "--max-num-seqs", 4)
+    """One more stream holds the drain open until all has been asked, so that no speed of the machine ends it before."""
+    d = Daemon("--device", "null:4000", "--max-num-seqs", 5)
     with d:
         idle = d.connect()
         idle.send(request_bytes("GET", "/ready"))
         assert idle.answer("GET").status == 200
+        held, = start_streams(d, 1, ENDLESS)
         streams = start_streams(d, 2, {"prompt": "a", "max_tokens": 300, "return_token_ids": True})
         whole = d.connect()
         whole.send(request_bytes("POST", CHAT, {"messages": [USER], "max_tokens": 280}))
         two = d.connect()
         two.send(request_bytes("POST", COMPLETIONS, {"prompt": ["a", "b", "c"], "max_tokens": 250}))  # two of its sequences wait
-        wait_until(lambda: d.metrics().value("inferd_requests_running") == 4, 3, "running")
-        d.terminate()
-        time.sleep(0.2)
-        assert d.process.poll() is None
+        wait_until(lambda: d.metrics().value("inferd_requests_running") == 5, 20, "running")
+        d.begin_drain()
         checks = 0
         for method, path, body, right in (("GET", "/ready", None, {"draining"}),
                                           ("POST", COMPLETIONS, {"prompt": "a"}, {"server_draining"}),
@@ -187,7 +187,9 @@ def test_sigterm_lets_running_requests_finish():
             assert events[-1]["choices"][0]["finish_reason"] == "length"
         assert whole.answer().json["usage"]["completion_tokens"] == 280
         assert two.answer().json["usage"]["completion_tokens"] == 750
-        d.check_end(d.wait(5))
+        assert d.process.poll() is None
+        held.close()
+        d.check_end(d.wait(20))
 
 
 @pytest.mark.sanitizer
@@ -203,8 +205,8 @@ def test_a_second_sigterm_or_the_end_of_the_drain_time_ends_streams_with_an_erro
         streams = start_streams(d, 3, ENDLESS)
         whole = d.connect()
         whole.send(request_bytes("POST", CHAT, {"messages": [USER]}))
-        wait_until(lambda: d.metrics().value("inferd_requests_running") == 4, 3, "running")
-        d.terminate()
+        wait_until(lambda: d.metrics().value("inferd_requests_running") == 4, 20, "running")
+        d.begin_drain()  # the second signal is one of its own only when the first has been heard
         time.sleep(0.3)
         assert d.process.poll() is None
         d.terminate()
@@ -216,16 +218,16 @@ def test_a_second_sigterm_or_the_end_of_the_drain_time_ends_streams_with_an_erro
             assert answer.status in (500, 503), answer
         except (EOFError, ConnectionResetError):
             pass
-        d.check_end(d.wait(5))
-        assert time.monotonic() - start < 5
+        d.check_end(d.wait(20))
+        assert time.monotonic() - start < 20  # the time of the drain is 30 s, the streams' own 16 s at least
     with Daemon("--device", "null:4000", "--shutdown-timeout-s", 1) as d:
         streams = start_streams(d, 2, ENDLESS)
         d.terminate()
         start = time.monotonic()
         for c in streams:
             ended(c)
-        assert 0.7 < time.monotonic() - start < 3
-        d.check_end(d.wait(5))
+        assert 0.7 < time.monotonic() - start < 15  # their own end is 16 s away
+        d.check_end(d.wait(20))
 
 
 def test_sigterm_ends_an_idle_server_at_once():
@@ -238,8 +240,8 @@ def test_sigterm_ends_an_idle_server_at_once():
         open_[8].send(request_bytes("POST", COMPLETIONS, {"prompt": "a"})[:-5])  # half a body is no running request
         start = time.monotonic()
         d.terminate()
-        d.check_end(d.wait(5))
-        assert time.monotonic() - start < 3
+        d.check_end(d.wait(20))
+        assert time.monotonic() - start < 15  # the time of a drain is 30 s
         for c in open_:
             c.close()
 
@@ -268,15 +270,15 @@ def test_many_clients_come_and_go_while_it_drains(tries):
         threads = [threading.Thread(target=client, args=(d, k)) for k in range(16)]
         for t in threads:
             t.start()
-        time.sleep(0.25 + 0.013 * tries)
+        wait_until(lambda: outcomes.count(200) > 16, 60, "an answer for each client")
+        time.sleep(0.013 * tries)
         d.terminate()
-        d.check_end(d.wait(15))
+        d.check_end(d.wait(40))
         over.set()
         for t in threads:
             t.join(15)
             assert not t.is_alive()
     assert set(outcomes) <= {200, 503, "refused"}, set(outcomes)
-    assert outcomes.count(200) > 16
 
 
 def test_events_of_a_cut_stream_are_whole(slow):
