@@ -17,8 +17,9 @@ import time
 
 import pytest
 from conftest import LONG, binary, model_path
+from pace import PATIENCE_S, until
 from rawhttp import Raw, get, post
-from test_notify import Manager
+from test_notify import Manager, pings
 
 pytestmark = pytest.mark.skipif(binary().name == "mini_daemon", reason="needs serve")
 SHARE = 1 if LONG else 10
@@ -71,7 +72,7 @@ def killed_clients(daemon):
                 finally:
                     os._exit(1)
             children.append(pid)
-        time.sleep(0.4)
+        time.sleep(0.4)  # in mid-stream, on a busy machine also before
         for pid in children:
             os.kill(pid, signal.SIGKILL)
         for pid in children:
@@ -157,13 +158,10 @@ def crowd(daemon):
 
 def at_rest(daemon, fds):
     """Everything of the round is gone: gauges, connections, descriptors."""
-    m = daemon.wait_idle(20)
+    m = daemon.wait_idle()
     assert m["inferd_requests_blocked"] == 0
-    end = time.monotonic() + QUIET_S + 10
-    while daemon.fd_count() > fds and time.monotonic() < end:
-        time.sleep(0.1)
-    assert daemon.fd_count() <= fds
-    assert daemon.metrics()["inferd_connections"] == 1  # the one that asks
+    until(lambda: daemon.fd_count() <= fds, "descriptors closed", QUIET_S + PATIENCE_S)
+    until(lambda: daemon.metrics()["inferd_connections"] == 1, "one connection left: that which asks")
     time.sleep(1.5)  # memory of a crowd goes back with the next sweep
     return daemon.rss()
 
@@ -204,23 +202,21 @@ def test_a_full_disk_for_logs_stops_nobody(tmp):
         process = subprocess.Popen([str(binary()), "serve", str(model_path()), "--device", "null:100", "--uds", str(path), "--log-level", "debug"],
                                    stdout=full, stderr=full)
         try:
-            end = time.monotonic() + 20
-            while True:
+            def ready():
+                assert process.poll() is None
                 try:
                     with Raw(str(path)) as c:
                         c.send(get("/ready"))
-                        if c.answer().status == 200:
-                            break
+                        return c.answer().status == 200
                 except OSError:
-                    pass
-                assert time.monotonic() < end and process.poll() is None
-                time.sleep(0.05)
+                    return False
+            until(ready, "/ready")
             with Raw(str(path), 30) as c:
                 for _ in range(1000 // SHARE):
                     c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": True, "ignore_eos": True}))
                     assert b"[DONE]" in c.answer().body
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0 and not path.exists()
+            assert process.wait(60) == 0 and not path.exists()
         finally:
             process.kill()
 
@@ -248,7 +244,7 @@ def test_sigterm_under_load_ends_everything_as_it_should(start, tmp):
     for c in long_:
         body = b"".join(c.chunks())
         assert b'data: {"error":{' in body and body.endswith(b"data: [DONE]\n\n")
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60) == 0
     assert children == "" and not (tmp / "term.sock").exists() and set(os.listdir("/dev/shm")) <= shm
 
 
@@ -278,14 +274,14 @@ def test_an_engine_thread_that_stands_still_is_noticed(start, tmp, busy):
     for c in streams:
         c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 300}))
         assert c.head()[1] == 200
+    stuck = daemon.log_text().count("engine stuck")
     let_go = stop_thread(engine)
     if not let_go:
         pytest.skip("no right to trace a process here")
     try:
-        time.sleep(1.7)
+        until(lambda: daemon.log_text().count("engine stuck") == stuck + 1, "the log says that the engine stands still")
+        assert pings(manager, 1) == 0, "the watchdog was fed for an engine that stands still"
         before = len(manager.all("WATCHDOG"))
-        time.sleep(0.8)
-        assert len(manager.all("WATCHDOG")) == before, "the watchdog was fed for an engine that stands still"
         ready = daemon.get("/ready")
         assert ready.status == 503 and "no progress" in ready.json()["reason"] and daemon.get("/health").status == 200
     finally:

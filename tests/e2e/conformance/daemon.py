@@ -8,6 +8,7 @@ import tempfile
 import time
 
 from conformance import prometheus, wire
+from pace import PATIENCE_S, until
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BIN = pathlib.Path(os.environ.get("INFERD_BIN") or ROOT / "build/release/bin/inferd")
@@ -50,12 +51,15 @@ class Daemon:
             raise
 
     def log_text(self):
-        return open(self.log.name, errors="replace").read()
+        """While it runs, its whole lines: of the last one a part may be there only."""
+        ended = self.process.poll() is not None
+        text = open(self.log.name, errors="replace").read()
+        return text if ended else text[:text.rfind("\n") + 1]
 
     def _find_port(self, seconds):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            match = re.search(r"(?:127\.0\.0\.1|localhost)[: ](?:port )?([0-9]{2,5})\b", self.log_text())
+            match = re.search(r"(?:127\.0\.0\.1|localhost)[: ](?:port )?([0-9]{2,5})\s", self.log_text())
             if match:
                 return int(match[1])
             assert self.process.poll() is None, f"exit {self.process.returncode}: {self.log_text()[-2000:]}"
@@ -117,8 +121,8 @@ class Daemon:
         return (m.value("inferd_requests_running") == 0 and m.value("inferd_requests_waiting") == 0 and
                 m.value("inferd_kv_cache_usage_ratio") == 0)
 
-    def wait_idle(self, seconds=2.0, what="both gauges 0 and the pool full"):
-        wire.wait_until(self.idle, seconds, what)
+    def wait_idle(self, what="both gauges 0 and the pool full", seconds=PATIENCE_S):
+        until(self.idle, what, seconds)
 
     def connect(self, timeout=30):
         return wire.Connection(self.address, timeout)
@@ -143,7 +147,7 @@ class Daemon:
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
 
-    def begin_drain(self, seconds=60):
+    def begin_drain(self, seconds=PATIENCE_S):
         """SIGTERM, and back once /ready says that the daemon has heard it: kill(2) only asks, and two signals may become one.
 
         Something must be running, or the daemon ends. The connection is there before: a drain may close the listening socket."""
@@ -153,7 +157,7 @@ class Daemon:
                 return c.answer("GET")
             ready()
             self.terminate()
-            wire.wait_until(lambda: ready().json["status"] == "draining", seconds, "/ready says draining after SIGTERM")
+            until(lambda: ready().json["status"] == "draining", "/ready says draining after SIGTERM", seconds)
 
     def kill(self):
         if self.process.poll() is None:
