@@ -73,14 +73,6 @@ void reload_fill(const struct config *c, struct frontend_options *out)
                                       .biases = (uint32_t)c->max_logit_bias};
 }
 
-void reload_log_level(const struct config *c)
-{
-    static const char *const levels[] = {"debug", "info", "warn", "error"};
-
-    for (int i = 0; i < 4; i++)
-        if (strcmp(c->log_level, levels[i]) == 0) log_set_level((enum log_level)i);
-}
-
 /* The names of the options that differ and are (or are not) reloadable, as JSON strings. */
 static uint32_t list_changes(const struct config *old, const struct config *new, bool which,
                              struct buf *out)
@@ -122,8 +114,10 @@ static enum status apply(struct reload *r, struct frontend *frontend, const stru
 static void put_error(const struct error *err, struct buf *report)
 {
     struct api_fault fault;
+    char quoted[1024];
 
-    log_error("reload refused", "reason=\"%s\" kept=\"everything as it was\"", err->message);
+    log_error("reload refused", "reason=%s kept=\"everything as it was\"",
+              log_quote(slice_str(err->message), quoted, sizeof quoted));
     if (!report) return;
     api_refuse(&fault, 400, "reload_refused", NULL, "%s", err->message);
     api_fault_body(&fault, report);
@@ -163,7 +157,7 @@ bool reload_run(struct reload *r, struct frontend *frontend, struct buf *report)
     taken = parsed && !apply(r, frontend, &fresh, &err);
     if (taken) {
         tell(in_force(r), r->first, &fresh, report);
-        reload_log_level(&fresh);
+        log_set_level_named(fresh.log_level);
         if (r->has_now) config_fini(&r->now);
         r->now = fresh;
         r->has_now = true;

@@ -169,14 +169,8 @@ static bool order_reload(void *ctx, struct buf *report)
 
 static bool order_log_level(void *ctx, const char *level)
 {
-    struct config wanted = {.log_level = level};
-
     (void)ctx;
-    if (strcmp(level, "debug") != 0 && strcmp(level, "info") != 0 && strcmp(level, "warn") != 0 &&
-        strcmp(level, "error") != 0)
-        return false;
-    reload_log_level(&wanted);
-    return true;
+    return log_set_level_named(level);
 }
 
 /* --- starting --- */
@@ -186,12 +180,18 @@ static void log_listening(const struct server *s)
     const struct config *c = s->config;
     const char *when = c->reuse_port || c->listen_when_ready ? " when=ready" : "";
     unsigned port = frontend_port(s->frontend);
+    char quoted[512];
+    bool v6 = strchr(c->host, ':') != NULL; /* in brackets, or the URL's port would be part of it */
 
     if (port)
-        log_info("listening", "url=http%s://%s:%u%s", c->tls_cert ? "s" : "", c->host, port, when);
+        log_info("listening", "url=http%s://%s%s%s:%u%s", c->tls_cert ? "s" : "", v6 ? "[" : "",
+                 c->host, v6 ? "]" : "", port, when);
     else
-        log_info("listening", "uds=%s%s", c->uds ? c->uds : "inherited", when);
-    if (c->admin_socket) log_info("listening", "admin=%s", c->admin_socket);
+        log_info("listening", "uds=%s%s",
+                 c->uds ? log_quote(slice_str(c->uds), quoted, sizeof quoted) : "inherited", when);
+    if (c->admin_socket)
+        log_info("listening", "admin=%s",
+                 log_quote(slice_str(c->admin_socket), quoted, sizeof quoted));
 }
 
 /* A name that we do not know would be a port that nobody answers at. */
@@ -332,10 +332,12 @@ static enum status become_ready(struct server *s, struct error *err)
     };
     observe_describe(c, l, s->model.names[0], &s->served);
     enum status st = frontend_set_ready(s->frontend, l->engine, &s->model, err);
+    char quoted[512];
 
     if (st) return st;
     service_ready(&s->service, s->model.names[0]);
-    log_info("ready", "model=%s arch=\"%s\" device=\"%s\" load_ms=%.0f", s->model.names[0],
+    log_info("ready", "model=%s arch=\"%s\" device=\"%s\" load_ms=%.0f",
+             log_quote(slice_str(s->model.names[0]), quoted, sizeof quoted),
              model_description(l->model), device_description(l->device),
              (double)(clock_mono_ns() - s->started_ns) * 1e-6);
     return STATUS_OK;
@@ -524,6 +526,8 @@ static int serve(struct server *s, struct error *err)
     int status = 1, fault;
 
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ,
+           SIG_IGN); /* a log that may grow no more (RLIMIT_FSIZE) loses lines, as on a full disk */
     watch_bus_errors(s->config);
     block_signals(&signals);
     s->started_ns = s->logged_ns = clock_mono_ns();

@@ -66,9 +66,7 @@ enum status config_set(struct config *config, const char *name, const char *text
 enum status config_read_file(struct config *config, const char *path, struct error *err);
 /* Number of the option with this name (hyphens or underscores, or an alias with its dashes), or -1. */
 int config_find(const char *name);
-/* The name nearest to `name`, or NULL when none is near. */
-const char *config_nearest(const char *name);
-/* The same, at most so many edits away (letters changed, left out or put in). */
+/* The name nearest to `name`, at most so many edits away (letters changed, left out or put in); NULL when none is. */
 const char *config_nearest_within(const char *name, unsigned edits_max);
 
 /* --- what else the environment tells --- */

@@ -4,6 +4,7 @@ Method: each case with the real program, its exit status exactly; `run` and `ser
 more than it was opened."""
 import shutil
 import signal
+import socket
 import subprocess
 import time
 
@@ -47,6 +48,45 @@ def test_a_model_cut_within_its_tensors(tmp_path):
 def test_options_that_the_model_cannot_have(options):
     refused("run", model_path(), *options, "hi")
     refused("serve", model_path(), "--port", 0, *options)
+
+
+def test_prompts_that_are_no_text():
+    for words in (["-sys", b"\xff", "hi"], [b"\xff"]):
+        done = subprocess.run([str(binary()), "run", str(model_path()), "--device", "null", *words], capture_output=True, timeout=60)
+        assert done.returncode == 1 and b"not valid UTF-8" in done.stderr, done
+
+
+def test_an_interrupt_ends_a_run_that_loads():
+    """Ctrl-C ends an answer, but before there is one it ends the program."""
+    process = subprocess.Popen([str(binary()), "run", str(model_path()), "hi"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        while model_path().name not in open(f"/proc/{process.pid}/maps").read():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == -signal.SIGINT
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_empty_host_is_not_all_addresses():
+    done = subprocess.run([str(binary()), "serve", str(model_path()), "--device", "null", "--port", "0", "--host", ""],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "--host is empty" in done.stderr, done
+
+
+def test_a_fault_of_the_cpus_options_is_not_said_of_a_gpu():
+    assert "GPU" not in refused("plan", model_path(), "--cpu-set", "9-1")
+
+
+def test_an_ipv6_address_is_logged_as_a_url(start):
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+    daemon = start(wait=False, extra=["--host", "::1"])
+    assert "url=http://[::1]:" in daemon.log_text()
 
 
 def test_an_ipc_path_that_is_a_file_is_kept(tmp_path):

@@ -78,6 +78,14 @@ def test_echo_puts_the_prompt_in_front(cpu, vocabulary):
         scored = cpu.complete(prompt=ids, echo=True, max_tokens=0)
         assert scored["choices"][0]["text"] == vocabulary.text(ids), ids
         assert scored["usage"]["prompt_tokens"] == len(ids)
+    # A prompt that was cut is shown as what was kept of it, so that offsets and tokens belong to the text.
+    for keep in (1, 3, 5, 9):
+        cut = both_ways(cpu, COMPLETIONS, {"prompt": "The capital of France is", "truncate_prompt_tokens": keep, "echo": True,
+                                           "logprobs": 0, "max_tokens": 2, "temperature": 0})["choices"][0]
+        kept, entries = ["The", " capital", " of", " France", " is"][-keep:], cut["logprobs"]
+        assert cut["text"].startswith("".join(kept)) and entries["tokens"][:len(kept)] == kept, cut
+        for token, offset in zip(entries["tokens"], entries["text_offset"]):
+            assert cut["text"][offset:offset + len(token)] == token, cut
     several = both_ways(cpu, COMPLETIONS, {"prompt": ["a", "b c"], "echo": True, "max_tokens": 3, "seed": 1, "n": 2})
     assert [c["text"][:1] for c in several["choices"]] == ["a", "a", "b", "b"]
 
