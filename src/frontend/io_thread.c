@@ -527,11 +527,23 @@ static void *io_main(void *arg)
 
 /* --- life --- */
 
+/* libmicrohttpd 0.9.75 answers a Content-Length that is no number, or is too large for it, itself, and writes the head of that
+ * answer twice. It tells its log before it does, in the middle of MHD_run, but not of which connection: the one whose head is being
+ * read and has such a length. With TLS nothing can be written past it. */
+static void refuse_length(struct io_thread *io)
+{
+    struct conn *conn = io->conns;
+
+    if (io->frontend->options.tls_cert) return;
+    while (conn && !http_refuse_length(conn))
+        conn = conn->next;
+}
+
 static void log_mhd(void *cls, const char *format, va_list args)
 {
     char text[256];
 
-    (void)cls;
+    if (strstr(format, "Content-Length")) refuse_length(cls);
     vsnprintf(text, sizeof text, format, args);
     text[strcspn(text, "\n")] = 0;
     log_debug("http", "says=\"%s\"", text);
@@ -559,7 +571,7 @@ static struct MHD_Daemon *start_mhd(struct io_thread *io, uint32_t connections_m
 
     return MHD_start_daemon(
         flags | (https ? MHD_USE_TLS : 0), 0, NULL, NULL, http_handle, io->frontend,
-        MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_CONNECTION_LIMIT, limit,
+        MHD_OPTION_EXTERNAL_LOGGER, log_mhd, io, MHD_OPTION_CONNECTION_LIMIT, limit,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)MHD_POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
         0u, MHD_OPTION_NOTIFY_CONNECTION, on_connection, io, MHD_OPTION_NOTIFY_COMPLETED,
         on_completed, io, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, io,

@@ -254,10 +254,16 @@ def test_cancel_right_behind_the_request(server, client):
     server.wait_idle(2)
 
 
+def rejections(server):
+    return sum(v for k, v in server.metrics().items() if k.startswith("inferd_requests_rejected_total"))
+
+
 def test_a_time_limit_ends_the_request(server, client):
     begin = time.monotonic()
+    rejected = rejections(server)
     error = error_of(client, **LONG_RUN, timeout_s=0.3)
     assert error.status in (429, 503) and time.monotonic() - begin < 2
+    assert rejections(server) == rejected + (error.status == 429), "it was admitted"
     server.wait_idle(2)
 
 
