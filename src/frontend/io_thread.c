@@ -49,6 +49,11 @@ struct output_bell *io_bell(struct io_thread *io)
     return &io->bell;
 }
 
+struct reports *io_reports(struct io_thread *io)
+{
+    return &io->reports;
+}
+
 const struct frontend_options *io_settings(const struct io_thread *io)
 {
     return &io->settings->o;
@@ -163,11 +168,33 @@ static void forget_again(struct io_thread *io, struct call *call)
         }
 }
 
+/* Asks for what pump will touch of a stream that comes soon. */
+static void fetch(const struct request *r)
+{
+    const struct call *call = r->frontend;
+
+    output_ring_fetch(r->ring);
+    if (call) __builtin_prefetch(&call->state);
+    if (call) __builtin_prefetch(&call->api);
+    if (call) __builtin_prefetch(&call->out);
+}
+
 static void answer_bell(struct io_thread *io)
 {
+    enum { FAR = 6, NEAR = 3 };
     struct request *next, *r = output_bell_take(&io->bell);
+    const struct request *far = r, *near = r;
 
+    for (int i = 0; far && i < FAR; i++) {
+        if (i >= FAR - NEAR) near = output_bell_look(near);
+        far = output_bell_look(far);
+    }
     for (; r; r = next) {
+        if (far) {
+            fetch(near);
+            near = output_bell_look(near);
+            far = output_bell_look(far);
+        }
         next = output_bell_next(r);
         struct call *call = r->frontend;
 
@@ -469,6 +496,7 @@ static void turn(struct io_thread *io, int ms)
         MHD_run(io->mhd); /* answers that are there already; it may open a few more */
     }
     io->opened_here = 0;
+    reports_tell(&io->reports, io->frontend);
     int64_t now = clock_mono_ns();
 
     if (linger) read_lingers(io, now);
@@ -522,6 +550,7 @@ static void *io_main(void *arg)
     wind_down(io);
     MHD_stop_daemon(io->mhd);
     io->mhd = NULL;
+    reports_tell(&io->reports, io->frontend);
     return NULL;
 }
 

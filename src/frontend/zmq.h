@@ -99,6 +99,7 @@ struct zmq_front {
     struct zmq_call *again, *orphans; /* orphans: with a text thread, their client gone */
     uint64_t secret;
     struct zmq_blocks blocks; /* memory of messages that have been sent */
+    struct reports reports;
     int64_t swept_ns;
     bool draining; /* of the thread: it ends */
     pthread_mutex_t lock;
