@@ -141,6 +141,39 @@ def test_framing_attacks_are_refused_and_the_connection_ends(daemon, headers):
         assert b"HTTP/1.1 200" not in c.rest(), "left-over bytes were read as a request"
 
 
+LENGTHS = {b"+5": 400, b"-5": 400, b"0x5": 400, b"5a": 400, b"5, 6": 400, b"": 400, b"5.0": 400, b"5 6": 400, b"\xb2": 400,
+           b"99999999999999999999999": 413, b"18446744073709551616": 413, b"18446744073709551615": 413}
+
+
+@pytest.mark.parametrize("value", LENGTHS)
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize("pieces", [1, 2, 40])
+def test_a_content_length_that_is_none_is_refused_once(daemon, value, before, pieces):
+    """On any request of a connection, however its head comes: one answer of ours, then the end; and it is counted."""
+    attack = HEAD + b"Content-Length: " + value + b"\r\nX-Last: 1\r\n\r\n"
+    size = len(attack) // pieces + 1
+    count = 'inferd_http_requests_total{method="other",path="other",status="%d"}' % LENGTHS[value]
+    counted = daemon.metrics().get(count, 0)
+    with daemon.raw() as c, daemon.raw() as half, daemon.raw() as other:
+        half.send(HEAD + b"Content-Length: 2\r\n")  # a head that is being read as well, with nothing wrong
+        for _ in range(before):
+            c.send(get("/health"))
+            assert c.answer().status == 200
+        for at in range(0, len(attack), size):
+            c.send(attack[at:at + size])
+            if pieces > 1:
+                time.sleep(0.002)
+        got = c.rest()
+        assert got.count(b"HTTP/1.1") == 1 and int(got.split(b" ")[1]) == LENGTHS[value], got
+        assert json.loads(got.split(b"\r\n\r\n", 1)[1])["error"]["type"] == "invalid_request_error"
+        half.send(b"\r\n{}")
+        assert half.answer().status == 400  # for its empty body
+        other.send(get("/health"))
+        assert other.answer().status == 200
+    if LENGTHS[value] == 400:
+        assert daemon.metrics()[count] == counted + 1
+
+
 @pytest.mark.parametrize("body", [
     b"zz\r\nhello\r\n0\r\n\r\n", b"-5\r\nhello\r\n0\r\n\r\n", b"5hello\r\n0\r\n\r\n", b"5\r\nhelloX\r\n0\r\n\r\n",
     b"ffffffffffffffffff\r\nhello\r\n0\r\n\r\n",

@@ -255,9 +255,15 @@ def test_cancel_right_behind_the_request(server, client):
     server.wait_idle()
 
 
+def rejections(server):
+    return sum(v for k, v in server.metrics().items() if k.startswith("inferd_requests_rejected_total"))
+
+
 def test_a_time_limit_ends_the_request(server, client):
+    rejected = rejections(server)
     error = error_of(client, **LONG_RUN, timeout_s=0.3)
     assert error.status in (429, 503)
+    assert rejections(server) == rejected + (error.status == 429), "it was admitted"
     server.wait_idle()
 
 
