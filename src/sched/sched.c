@@ -596,6 +596,8 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     out->seq_no = seq_no;
     out->entry_count = out->row_count = 0;
     sched_unblock(sched, now_ns);
+    flood_tick(sched);
+    if (seq_no > sched->done_seq_no + 1 && flood_has_device(sched)) return false; /* not ahead */
     flood_begin_step(sched);
     plan_decodes(&p);
     plan_chunks(&p, false);
