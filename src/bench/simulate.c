@@ -433,7 +433,7 @@ enum status simulate(const struct sim_options *options, const struct trace *trac
                      struct sim_result *out, struct error *err)
 {
     struct sim s = {.o = options, .out = out};
-    uint64_t began_ns = cpu_ns();
+    uint64_t began_ns = cpu_ns(), run_ns;
     enum status st = STATUS_OK;
 
     *out = (struct sim_result){0};
@@ -446,7 +446,9 @@ enum status simulate(const struct sim_options *options, const struct trace *trac
     for (uint32_t i = 0; !st && i < options->replicas; i++)
         st = make_replica(&s, &s.replicas[i], err);
     if (!st) {
+        run_ns = cpu_ns();
         run(&s, trace);
+        out->cpu_ns = cpu_ns() - run_ns;
         st = s.status ? error_set(err, s.status, "no memory for the simulation") : STATUS_OK;
     }
     if (!st && trace->count)
@@ -454,7 +456,7 @@ enum status simulate(const struct sim_options *options, const struct trace *trac
     for (uint32_t i = 0; s.replicas && i < options->replicas && !s.status; i++)
         free_replica(&s.replicas[i]);
     free(s.replicas);
-    out->cpu_ns = cpu_ns() - began_ns;
+    out->around_ns = cpu_ns() - began_ns - out->cpu_ns;
     return st;
 }
 

@@ -23,10 +23,7 @@ struct kv_block {
     uint32_t next; /* UINT32_MAX at the end of a list */
     /* --- of an entry of the prefix index --- */
     uint32_t prev;
-    union {
-        uint32_t bucket_next; /* names */
-        uint32_t entry;       /* a group with a window */
-    };
+    uint32_t entry;                     /* of a block in a group with a window: whose it is */
     uint32_t hash;                      /* of its key */
     uint32_t owner;                     /* who computes it, until it ends; 0: nobody */
     uint32_t others[KV_GROUPS_MAX - 1]; /* its blocks in the other groups; KV_BLOCK_NONE: gone */

@@ -23,12 +23,18 @@ struct blocks { /* the index's side of one group */
     uint32_t held; /* in a group with a window */
 };
 
+/* Of the table of keys: open addressing, from hash & place_mask on. The hash stands beside the name, so that other keys are passed over without
+ * a look at their entries. */
+struct place {
+    uint32_t hash, entry; /* NONE: free */
+};
+
 struct kv_prefix {
     struct kv_space *space;
     uint32_t span, capacity;
     uint64_t secret, serials;
-    uint32_t *buckets; /* [bucket_mask + 1] */
-    uint32_t bucket_mask;
+    struct place *places; /* [place_mask + 1], at most half of them taken */
+    uint32_t place_mask;
     struct kv_block *entries; /* [capacity], the pool's, by block of names */
     int32_t *tokens;          /* [capacity][span] */
     struct blocks groups[KV_GROUPS_MAX];
@@ -56,30 +62,55 @@ static uint32_t hash_key(const struct kv_prefix *p, struct kv_chain chain, const
     return (uint32_t)hash_mix64(h ^ hash_mix64(chain.serial + chain.start));
 }
 
-static bool is_key(const struct kv_prefix *p, uint32_t e, uint32_t hash, struct kv_chain chain,
+static bool is_key(const struct kv_prefix *p, uint32_t e, struct kv_chain chain,
                    const int32_t *tokens)
 {
     const struct kv_block *entry = &p->entries[e];
 
-    return entry->hash == hash && entry->chain_serial == chain.serial &&
-           entry->chain_start == chain.start &&
+    return entry->chain_serial == chain.serial && entry->chain_start == chain.start &&
            memcmp(p->tokens + (size_t)e * p->span, tokens, p->span * sizeof *tokens) == 0;
 }
 
+/* *free_place: where it would be put, if there is none. */
 static uint32_t find(const struct kv_prefix *p, uint32_t hash, struct kv_chain *chain,
-                     const int32_t *tokens)
+                     const int32_t *tokens, uint32_t *free_place)
 {
-    uint32_t e = p->buckets[hash & p->bucket_mask];
+    uint32_t at = hash & p->place_mask;
 
-    while (e != NONE && !is_key(p, e, hash, *chain, tokens))
-        e = p->entries[e].bucket_next;
-    if (e != NONE) *chain = (struct kv_chain){p->entries[e].serial, false};
-    return e;
+    for (; p->places[at].entry != NONE; at = (at + 1) & p->place_mask) {
+        uint32_t e = p->places[at].entry;
+
+        if (p->places[at].hash != hash || !is_key(p, e, *chain, tokens)) continue;
+        *chain = (struct kv_chain){p->entries[e].serial, false};
+        return e;
+    }
+    *free_place = at;
+    return NONE;
+}
+
+/* Its place is free again; those behind it that it had pushed on move up. */
+static void vacate(struct kv_prefix *p, uint32_t e)
+{
+    uint32_t mask = p->place_mask, at = p->entries[e].hash & mask;
+
+    while (p->places[at].entry != e)
+        at = (at + 1) & mask;
+    for (uint32_t next = (at + 1) & mask; p->places[next].entry != NONE; next = (next + 1) & mask) {
+        uint32_t home = p->places[next].hash & mask;
+
+        if (((next - home) & mask) < ((next - at) & mask))
+            continue; /* its home is behind the free one */
+        p->places[at] = p->places[next];
+        at = next;
+    }
+    p->places[at].entry = NONE;
 }
 
 uint32_t kv_prefix_find(const struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens)
 {
-    return find(p, hash_key(p, *chain, tokens), chain, tokens);
+    uint32_t at;
+
+    return find(p, hash_key(p, *chain, tokens), chain, tokens, &at);
 }
 
 struct kv_chain kv_prefix_chain_of(const struct kv_prefix *p, const struct kv_seq *seq,
@@ -328,15 +359,10 @@ bool kv_prefix_unpin_idle(struct kv_prefix *p, uint32_t most)
 /* The entry is none any more; its blocks lose the index's reference. */
 static void forget(struct kv_prefix *p, uint32_t e)
 {
-    struct kv_block *entry = &p->entries[e];
-    uint32_t *at = &p->buckets[entry->hash & p->bucket_mask];
-
-    while (*at != e)
-        at = &p->entries[*at].bucket_next;
-    *at = entry->bucket_next;
+    vacate(p, e);
     unpin(p, e);
     delist_entry(p, e);
-    entry->serial = 0;
+    p->entries[e].serial = 0;
     p->entry_count--;
     for (uint32_t g = 0; g < p->space->table_count; g++) {
         uint32_t block = block_in(p, e, g);
@@ -346,6 +372,15 @@ static void forget(struct kv_prefix *p, uint32_t e)
         else if (block != NONE)
             lose(p, g, block);
     }
+}
+
+/* What the next eviction will touch: it comes after some other work, as a rule. */
+static void fetch_ahead(const struct kv_prefix *p, uint32_t e)
+{
+    if (e == NONE) return;
+    __builtin_prefetch(&p->places[p->entries[e].hash & p->place_mask], 1);
+    __builtin_prefetch(p->tokens + (size_t)e * p->span, 1);
+    if (p->entries[e].next != NONE) __builtin_prefetch(&p->entries[p->entries[e].next], 1);
 }
 
 static void evict_oldest(void *ctx)
@@ -362,6 +397,7 @@ static void evict_oldest(void *ctx)
     assert(names_of(p)->lists[LIST_IDLE].first != NONE);
     p->evicted++;
     forget(p, names_of(p)->lists[LIST_IDLE].first);
+    fetch_ahead(p, names_of(p)->lists[LIST_IDLE].first);
 }
 
 void kv_prefix_dropped(struct kv_prefix *p, uint32_t group, uint32_t block)
@@ -414,7 +450,7 @@ bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *t
 {
     struct kv_chain there = *chain;
     uint32_t e = seq->tables[p->space->names].blocks[index], hash = hash_key(p, *chain, tokens);
-    uint32_t found = find(p, hash, &there, tokens), *bucket = &p->buckets[hash & p->bucket_mask];
+    uint32_t at, found = find(p, hash, &there, tokens, &at);
 
     if (found != NONE) { /* ours already, or another's: then ours stays private */
         if (found == e) *chain = there;
@@ -430,8 +466,7 @@ bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *t
     entry->seq_no = 0;
     entry->pinned_s = entry->keeps_window = 0;
     entry->list = LIST_NONE;
-    entry->bucket_next = *bucket;
-    *bucket = e;
+    p->places[at] = (struct place){hash, e};
     memcpy(p->tokens + (size_t)e * p->span, tokens, p->span * sizeof *tokens);
     p->entry_count++;
     for (uint32_t g = 0; g < p->space->table_count; g++) {
@@ -493,7 +528,7 @@ static void init_group(struct kv_prefix *p, uint32_t group)
 enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
 {
     struct kv_prefix *p = calloc(1, sizeof *p);
-    uint32_t buckets = 1;
+    uint32_t places = 1;
 
     if (!p) return STATUS_NOMEM;
     p->space = space;
@@ -501,17 +536,19 @@ enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
     p->capacity = kv_pool_capacity(space->pools[space->names]);
     p->secret = hash_secret();
     p->pins_max = p->capacity / PINNED_PART;
-    while (buckets < 2 * p->capacity) /* most look-ups touch no other entry */
-        buckets *= 2;
-    p->bucket_mask = buckets - 1;
-    p->buckets = malloc(buckets * sizeof *p->buckets);
+    while (places < 2 * p->capacity)
+        places *= 2;
+    p->place_mask = places - 1;
+    size_t tokens_bytes = (size_t)p->capacity * (p->span ? p->span : 1) * sizeof *p->tokens;
+    p->places = malloc(places * sizeof *p->places);
     p->entries = kv_pool_blocks(space->pools[space->names]);
-    p->tokens = calloc((size_t)p->capacity * (p->span ? p->span : 1), sizeof *p->tokens);
-    if (!p->buckets || !p->tokens) {
+    p->tokens = malloc(tokens_bytes);
+    if (!p->places || !p->tokens) {
         kv_prefix_destroy(p);
         return STATUS_NOMEM;
     }
-    memset(p->buckets, 0xff, buckets * sizeof *p->buckets);
+    memset(p->places, 0xff, places * sizeof *p->places);
+    memset(p->tokens, 0, tokens_bytes); /* takes the pages now, not while serving */
     for (uint32_t g = 0; g < space->table_count; g++)
         init_group(p, g);
     *out = p;
@@ -524,10 +561,12 @@ void kv_prefix_destroy(struct kv_prefix *p)
     bool whole = p->groups[0].prefix != NULL;
 
     if (whole) kv_prefix_unpin_idle(p, UINT32_MAX);
-    while (whole && names_of(p)->lists[LIST_IDLE].first != NONE)
+    while (whole && names_of(p)->lists[LIST_IDLE].first != NONE) {
         forget(p, names_of(p)->lists[LIST_IDLE].first);
+        fetch_ahead(p, names_of(p)->lists[LIST_IDLE].first);
+    }
     assert(p->entry_count == 0);
-    free(p->buckets);
+    free(p->places);
     free(p->tokens);
     free(p);
 }
@@ -589,10 +628,29 @@ static void check_window(const struct kv_prefix *p, uint32_t e, uint32_t group,
     counts[group].lists[line->list]++;
 }
 
+/* Each entry is found: no free place stands between its home and it. */
+static void check_places(const struct kv_prefix *p)
+{
+    uint32_t taken = 0;
+
+    for (uint32_t at = 0; at <= p->place_mask; at++) {
+        struct place place = p->places[at];
+
+        if (place.entry == NONE) continue;
+        assert(p->entries[place.entry].serial && p->entries[place.entry].hash == place.hash);
+        for (uint32_t i = place.hash & p->place_mask; i != at; i = (i + 1) & p->place_mask)
+            assert(p->places[i].entry != NONE && p->places[i].entry != place.entry);
+        taken++;
+    }
+    assert(taken == p->entry_count);
+}
+
 void kv_prefix_check(const struct kv_prefix *p)
 {
     struct block_counts counts[KV_GROUPS_MAX] = {0};
     uint32_t names = p->space->names, pins = 0;
+
+    check_places(p);
 
     for (uint32_t e = 0; e < p->capacity; e++) {
         const struct kv_block *entry = &p->entries[e];
