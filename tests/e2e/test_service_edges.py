@@ -221,7 +221,7 @@ def test_signals_in_the_first_moments_do_not_kill():
             time.sleep(0.5)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, process.stdout.read()
+        assert process.wait(180) == 0, process.stdout.read()
 
 
 # --- socket files ---

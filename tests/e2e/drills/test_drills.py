@@ -142,6 +142,7 @@ def watch_start(d, seen):
                 answer = c.answer(method)
             if path == "/ready" and answer.status == 200:
                 return time.monotonic() - d.started
+            d.run_delay()
             if path == "/health":
                 assert answer.status == 200 and answer.json == {"status": "ok"}
             elif path == "/ready":
@@ -154,16 +155,18 @@ def watch_start(d, seen):
 
 
 def test_ready_in_half_a_second_and_what_is_said_before():
+    """Less what its threads had to wait for a processor, on a machine that does other things."""
     size = MODEL.stat().st_size
     MODEL.read_bytes()  # a warm page cache
     best, seen = 99.0, []
-    for k in range(16):
+    for k in range(12):
         with Daemon("--device", "cpu", "--kv-cache-memory", POOL, ready=False) as d:
             if k % 2:
                 d._wait_ready(60)
-                best = min(best, d.ready_after)
+                took = d.ready_after
             else:
-                best = min(best, watch_start(d, seen))
+                took = watch_start(d, seen)
+            best = min(best, took - d.run_delay())
             if k == 0:
                 d.complete(prompt="a b c", max_tokens=4)
                 time.sleep(0.5)
