@@ -171,6 +171,7 @@ def at_rest(daemon, fds, enough):
     return daemon.rss()
 
 
+@pytest.mark.alone
 def test_rounds_of_faulty_clients_leave_nothing(start):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -41,6 +41,7 @@ def device(tmp_path_factory):
     return path
 
 
+@pytest.mark.alone
 def test_the_daemon_does_what_the_simulation_says(start, trace, device):
     told = json.loads(simulate("--trace", trace, "--device", device, "--max-num-seqs", 16, "--max-batch-wait-ms", 0, "--json", "-"))["runs"][0]
     worst = None
@@ -111,6 +112,7 @@ def test_every_request_is_told_in_the_traces_order(trace, device):
     assert sum(x for x in detail["ttft_ms"] if x) / page["completed"] == pytest.approx(page["mean_ttft_ms"])
 
 
+@pytest.mark.alone
 def test_a_fit_of_the_daemons_own_steps_finds_their_length(start, trace, tmp_path):
     admin = tmp_path / "admin.sock"
     daemon = start(step_us=STEP_US, seqs=16, extra=["--admin-socket", str(admin)])

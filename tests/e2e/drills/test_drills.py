@@ -68,6 +68,7 @@ def test_memory_does_not_grow_with_requests():
             assert requests(20_000) - after_2000 <= 4 * MIB
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("device", ["cpu", "null:0"])
 def test_an_idle_server_costs_nothing(device):
     seconds = 60 if LONG else 5
@@ -154,6 +155,7 @@ def watch_start(d, seen):
     raise AssertionError("never ready")
 
 
+@pytest.mark.alone
 def test_ready_in_half_a_second_and_what_is_said_before():
     """Less what its threads had to wait for a processor, on a machine that does other things."""
     size = MODEL.stat().st_size
@@ -248,6 +250,7 @@ def test_512_sequences_may_wait():
         d.wait_idle()
 
 
+@pytest.mark.alone
 def test_fairness_of_a_long_prompt(vocabulary):
     """kf-21: while a long prompt is prefilled, a running stream goes on and a short request overtakes."""
     with Daemon("--device", "cpu", "--max-num-batched-tokens", 128) as d:
