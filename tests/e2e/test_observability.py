@@ -320,7 +320,7 @@ def test_sampling_follows_the_caller_else_the_ratio_and_faults_always_come(start
     daemon.post("/v1/completions", body, "X-Request-Id: no-2", f"traceparent: {PARENT[:-2]}00")
     daemon.post("/v1/completions", body, "X-Request-Id: yes-1", f"traceparent: {PARENT}")
     late = daemon.post("/v1/completions", {"prompt": "a", "max_tokens": 500, "ignore_eos": True}, "X-Request-Id: fault",
-                       "X-Request-Timeout: 0.2")
+                       "X-Request-Timeout: 1")
     assert late.status == 503
     until(lambda: collector.of("yes-1") and collector.of("fault"))
     fault = collector.of("fault")[0]
