@@ -251,7 +251,8 @@ class Daemon:
     def hold(self, **fields):
         """A stream that runs until its connection is closed here: while it is open a drain does not end."""
         c = self.raw(60)
-        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True, **fields}, *self.auth()))
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2000 if self.mini else 8000, "ignore_eos": True, "stream": True, **fields},
+                    *self.auth()))
         assert c.head()[1] == 200
         return c
 

@@ -93,7 +93,7 @@ def test_refusals_and_leavers_have_their_line(logged):
     assert (event["event"], event["status"], event["outcome"], event["code"]) == ("request refused", 400, "refused", "invalid_value")
     from rawhttp import post
     with logged.raw() as c:
-        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2000, "stream": True, "ignore_eos": True}, "X-Request-Id: leaver"))
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 8000, "stream": True, "ignore_eos": True}, "X-Request-Id: leaver"))
         c.head()
         c._until(b"data: ")
     event = done(logged, "leaver")
