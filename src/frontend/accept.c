@@ -121,6 +121,7 @@ static bool open_silent(struct io_thread *io, int fd, uint64_t address)
     }
     io_link(io, conn);
     io->conn_count++;
+    if (io->conn_count > io->conns_peak) io->conns_peak = io->conn_count;
     set_socket(io, fd);
     atomic_fetch_add_explicit(&io->frontend->stats->connections_accepted, 1, memory_order_relaxed);
     return true;

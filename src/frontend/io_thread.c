@@ -371,12 +371,13 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
     }
 }
 
-/* After a crowd has left: libmicrohttpd's pools are of a size that malloc keeps. */
+/* After a crowd has left, also one that was there between two sweeps only: libmicrohttpd's pools are of a size that malloc keeps.
+ * Once more when most of the rest has left too. */
 static void give_back(struct io_thread *io)
 {
-    if (io->conn_count > io->conns_peak) io->conns_peak = io->conn_count;
     if (io->conns_peak < CROWD || io->conn_count > io->conns_peak / 4) return;
     io->conns_peak = io->conn_count;
+    if (io->conns_peak > CROWD / 4 && io->conns_peak < CROWD) io->conns_peak = CROWD;
     malloc_trim(0);
 }
 

@@ -59,19 +59,7 @@ def free_port():
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "sanitizer: also run against the ASan and TSan builds")
-    config.addinivalue_line("markers", "alone: has bounds in time, so nothing else runs beside it")
-
-
-# Files whose tests have bounds in time: tests/run.sh runs them with nothing beside them.
-ALONE = {"test_drills.py", "test_fault_drill.py", "test_upgrade.py", "test_disconnect_drain.py", "test_contract_19_drain.py",
-         "test_simulate.py", "test_notify.py"}
-
-
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.name in ALONE:
-            item.add_marker("alone")
+    config.addinivalue_line("markers", "alone: measures a pace or a memory, so tests/run.sh runs nothing beside it")
 
 
 def model_path():
@@ -263,7 +251,8 @@ class Daemon:
     def hold(self, **fields):
         """A stream that runs until its connection is closed here: while it is open a drain does not end."""
         c = self.raw(60)
-        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True, **fields}, *self.auth()))
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2000 if self.mini else 8000, "ignore_eos": True, "stream": True, **fields},
+                    *self.auth()))
         assert c.head()[1] == 200
         return c
 

@@ -538,6 +538,7 @@ def test_slow_and_idle_connections_are_closed(start):
         half.send(HEAD + b"Content-Length: 100\r\n\r\n{")
         idle.send(get("/health"))
         idle.answer()
+
         def dripped():
             try:
                 dripping.send(b"x")

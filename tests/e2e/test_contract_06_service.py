@@ -126,8 +126,9 @@ def test_metrics(daemon):
         assert families["inferd_" + name] == kind
 
 
-def test_metrics_count_what_happened(daemon):
+def test_metrics_count_what_happened(start):
     """kf-34: ends, aborts and refusals show where they should, and the gauges come back."""
+    daemon = start(step_us=10000)  # 15 s until those that leave would have come to their own end
     before = daemon.wait_idle()
     for _ in range(10):
         assert daemon.complete(max_tokens=4, ignore_eos=True).status == 200

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from conftest import LONG, mini_daemon
-from pace import quickly, until
+from pace import at_best, quickly, until
 from rawhttp import get, post
 
 pytestmark = pytest.mark.sanitizer
@@ -13,13 +13,12 @@ LONG_RUN = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
 
 
 def test_a_full_queue_gets_429_at_once(start):
-    daemon = start(step_us=5000, queue=4, seqs=2)
-    clients = [daemon.raw() for _ in range(12)]
+    daemon = start(step_us=20000, queue=4, seqs=2)
+    clients = [daemon.raw(60) for _ in range(12)]
     refused = []
     for c in clients:
-        c.send(post("/v1/completions", {**LONG_RUN, "stream": True}))
-    for c in clients:
-        c.sock.settimeout(5)  # the first place comes free after 7.5 s
+        c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 8000, "stream": True}))
+    for c in clients:  # the first place comes free after 160 s
         version, status, headers = c.head()
         if status != 200:
             refused.append((status, headers))
@@ -52,7 +51,7 @@ def vanish_requests(k):
 def test_vanished_clients_leave_nothing(start):
     """kf-18: waiting, in prefill or in mid-stream, streamed or not: cut, not run to their end, every time; within 2 s, as far as
     other processes let it."""
-    daemon = start(step_us=1000, seqs=16)
+    daemon = start(step_us=5000, seqs=16)
     rounds = 1000 if LONG else 50
     before = daemon.wait_idle()
     fds, took = daemon.fd_count(), []
@@ -82,9 +81,10 @@ def test_vanished_clients_leave_nothing(start):
     assert daemon.complete(max_tokens=2).status == 200
 
 
-def test_a_reset_connection_is_noticed(daemon):
+def test_a_reset_connection_is_noticed(start):
     import socket
     import struct
+    daemon = start(step_us=20000)
     before = daemon.wait_idle()["inferd_requests_aborted_total"]
     for stream in (False, True):
         c = daemon.raw()
@@ -133,15 +133,21 @@ def test_an_unread_whole_answer_is_cut_too(start, tmp):
 def test_a_reader_who_always_has_one_answer_ahead_is_not_cut(start, tmp):
     """Answers of one length, so that the kernel holds as many bytes whenever one looks: each is another answer."""
     daemon = start(step_us=0, stall_s=1, uds=str(tmp / "ahead.sock"))
-    with daemon.raw() as c:
-        c.send(get("/version"))
-        end = time.monotonic() + 4
-        while time.monotonic() < end:
-            for _ in range(8):
-                c.send(get("/version"))
-            for _ in range(8):
+
+    def reads_for_long():
+        with daemon.raw() as c:
+            c.send(get("/version"))
+            end = time.monotonic() + 4
+            try:
+                while time.monotonic() < end:
+                    for _ in range(8):
+                        c.send(get("/version"))
+                    for _ in range(8):
+                        assert c.answer("GET").status == 200
                 assert c.answer("GET").status == 200
-        assert c.answer("GET").status == 200
+            except (EOFError, ConnectionError) as cut:
+                raise AssertionError(f"cut: {cut!r}") from None
+    at_best(reads_for_long)  # it is cut where the machine holds it up for a second
 
 
 # --- 19.2: drain ---
@@ -155,7 +161,7 @@ def test_drain_lets_running_requests_finish(start, io):
         c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 150, "stream": True}))
         assert c.head()[1] == 200
     waiting.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 150}))
-    held = daemon.hold(max_tokens=2000)
+    held = daemon.hold()
     daemon.wait_running(4)
     idle = daemon.raw()
     ready = daemon.begin_drain()

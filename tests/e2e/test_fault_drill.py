@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(binary().name == "mini_daemon", reason="needs se
 SHARE = 1 if LONG else 10
 KILLS, IDLE, STREAMS, HALF_OPEN, SLOW = 1000 // SHARE, 10000 // SHARE, 2000 // SHARE, 1000 // SHARE, 100 // SHARE
 ROUNDS = 3 if LONG else 2
+SLACK = 4 << 20
 QUIET_S = 15 if LONG else 3  # silent and idle connections are closed after it
 TCP_REPAIR = 19
 LONG_RUN = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
@@ -127,14 +128,15 @@ def slow_readers(daemon):
 
 def idle_connections(daemon):
     """Half of them silent, half after a request. Returns the memory that one takes, in bytes."""
-    before, held = daemon.rss(), []
+    before, held, begin = daemon.rss(), [], time.monotonic()
     for k in range(IDLE):
         c = daemon.raw(30)
         held.append(c)
         if k % 2:
             c.send(get("/health"))
             assert c.answer().status == 200
-    assert daemon.metrics()["inferd_connections"] >= IDLE
+    open_ = daemon.metrics()["inferd_connections"]
+    assert open_ >= IDLE or time.monotonic() - begin > QUIET_S, open_  # on a slow machine the first ones have had their time
     time.sleep(2.3)  # buffers of idle connections go back within two seconds
     taken = (daemon.rss() - before) / IDLE
     for c in held:
@@ -156,16 +158,21 @@ def crowd(daemon):
     assert all(asyncio.run(all_of_them()))
 
 
-def at_rest(daemon, fds):
-    """Everything of the round is gone: gauges, connections, descriptors."""
+def at_rest(daemon, fds, enough):
+    """Everything of the round is gone: gauges, connections, descriptors; gives the resident memory, once it is `enough` or does not
+    become less."""
     m = daemon.wait_idle()
     assert m["inferd_requests_blocked"] == 0
     until(lambda: daemon.fd_count() <= fds, "descriptors closed", QUIET_S + PATIENCE_S)
     until(lambda: daemon.metrics()["inferd_connections"] == 1, "one connection left: that which asks")
-    time.sleep(1.5)  # memory of a crowd goes back with the next sweep
+    end = time.monotonic() + 20  # memory of a crowd goes back with the next sweeps
+    time.sleep(1.5)
+    while daemon.rss() > enough and time.monotonic() < end:
+        time.sleep(0.2)
     return daemon.rss()
 
 
+@pytest.mark.alone
 def test_rounds_of_faulty_clients_leave_nothing(start):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -178,18 +185,19 @@ def test_rounds_of_faulty_clients_leave_nothing(start):
     fds, resident, per_idle = daemon.fd_count(), [], []
     for number in range(ROUNDS):
         witness, took = Witness(daemon), []
-        for fault in (killed_clients, half_open, slow_readers, idle_connections, crowd):
+        # the idle ones last: what fewer than 512 connections had taken (io_thread.c) goes back to the system only with a crowd's
+        for fault in (killed_clients, half_open, slow_readers, crowd, idle_connections):
             begin = time.monotonic()
             result = fault(daemon)
             took.append(f"{fault.__name__} {time.monotonic() - begin:.1f} s")
             if result:
                 per_idle.append(result)
         witness.end()
-        resident.append(at_rest(daemon, fds))
+        resident.append(at_rest(daemon, fds, resident[0] + SLACK if resident else 1 << 40))
         print(f"round {number + 1}: {', '.join(took)}; sound requests {witness.count}, slowest {witness.slowest * 1e3:.0f} ms; RSS {resident[-1] / 2**20:.1f} MiB")
     print(f"an idle connection takes {per_idle[-1] / 1024:.1f} KiB, half of them after a request")
     if not daemon.sanitized:
-        assert resident[-1] - resident[0] <= 4 << 20, resident
+        assert resident[-1] - resident[0] <= SLACK, resident
         assert per_idle[-1] < 6 << 10
     assert daemon.complete(max_tokens=2).status == 200
     assert daemon.terminate() == 0

@@ -29,7 +29,6 @@ class Stream(threading.Thread):
     def __init__(self, daemon):
         super().__init__()
         self.connection = daemon.raw(60)
-        self.connection.send(post("/v1/completions", {**PROMPT, "stream": True}))
         self.events, self.error, self.body = [], None, b""
 
     def run(self):
@@ -46,7 +45,10 @@ class Stream(threading.Thread):
 
 
 def streams(daemon, count):
+    """All there before the first asks: the fault comes so many steps after that."""
     clients = [Stream(daemon) for _ in range(count)]
+    for client in clients:
+        client.connection.send(post("/v1/completions", {**PROMPT, "stream": True}))
     for client in clients:
         client.start()
     return clients
@@ -63,7 +65,7 @@ def health(daemon):
 
 
 def device_options(device):
-    return {"device": device, "seqs": 4, "context": 512, **({"step_us": 2000} if device == "null" else {})}
+    return {"device": device, "seqs": 4, "context": 512, **({"step_us": 4000} if device == "null" else {})}
 
 
 @pytest.mark.parametrize("device", DEVICES)

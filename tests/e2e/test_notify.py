@@ -57,7 +57,7 @@ def test_a_drain_extends_the_time_to_stop(start, tmp):
     manager = Manager(tmp)
     daemon = start(step_us=20000, env={"NOTIFY_SOCKET": manager.path})
     with daemon.raw(30) as c:
-        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}))
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}))
         assert c.head()[1] == 200
         before = len(manager.all("EXTEND_TIMEOUT_USEC"))
         daemon.process.send_signal(signal.SIGTERM)

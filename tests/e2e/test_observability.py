@@ -93,7 +93,7 @@ def test_refusals_and_leavers_have_their_line(logged):
     assert (event["event"], event["status"], event["outcome"], event["code"]) == ("request refused", 400, "refused", "invalid_value")
     from rawhttp import post
     with logged.raw() as c:
-        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2000, "stream": True, "ignore_eos": True}, "X-Request-Id: leaver"))
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 8000, "stream": True, "ignore_eos": True}, "X-Request-Id: leaver"))
         c.head()
         c._until(b"data: ")
     event = done(logged, "leaver")
@@ -320,7 +320,7 @@ def test_sampling_follows_the_caller_else_the_ratio_and_faults_always_come(start
     daemon.post("/v1/completions", body, "X-Request-Id: no-2", f"traceparent: {PARENT[:-2]}00")
     daemon.post("/v1/completions", body, "X-Request-Id: yes-1", f"traceparent: {PARENT}")
     late = daemon.post("/v1/completions", {"prompt": "a", "max_tokens": 500, "ignore_eos": True}, "X-Request-Id: fault",
-                       "X-Request-Timeout: 0.2")
+                       "X-Request-Timeout: 1")
     assert late.status == 503
     until(lambda: collector.of("yes-1") and collector.of("fault"))
     fault = collector.of("fault")[0]

@@ -19,7 +19,7 @@ from rawhttp import Raw, get, post
 
 pytestmark = [pytest.mark.sanitizer, pytest.mark.skipif(binary().name == "mini_daemon", reason="needs serve")]
 
-LONG_RUN = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
+LONG_RUN = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
 
 
 def ask(path, method, url, body=None):

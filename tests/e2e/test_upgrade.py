@@ -15,7 +15,7 @@ from conftest import LONG, binary, free_port
 from pace import until
 from rawhttp import Raw, get
 
-pytestmark = [pytest.mark.sanitizer, pytest.mark.skipif(binary().name == "mini_daemon", reason="needs serve")]
+pytestmark = [pytest.mark.sanitizer, pytest.mark.alone, pytest.mark.skipif(binary().name == "mini_daemon", reason="needs serve")]
 RATE = 230  # asked for; the client of this test must not be what limits it below 200
 
 

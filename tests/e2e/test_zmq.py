@@ -275,7 +275,7 @@ sys.path[:0] = [{pb2!r}, {examples!r}]
 from zmq_client import Client, pb
 c = Client({endpoint!r})
 for k in range(4):
-    c.send(generate=pb.Generate(prompts=[b"word " * (300 if k == 2 else 1)], max_tokens=1500, ignore_eos=True, stream=k % 2 == 0))
+    c.send(generate=pb.Generate(prompts=[b"word " * (300 if k == 2 else 1)], max_tokens=7500, ignore_eos=True, stream=k % 2 == 0))
 c.receive()
 print("ready", flush=True)
 time.sleep(60)
@@ -291,7 +291,7 @@ def vanishing(server):
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_vanished_client_leaves_nothing(start, how):
-    server = start(step_us=5000, zmq="tcp://127.0.0.1:*")
+    server = start(step_us=5000, context=8192, zmq="tcp://127.0.0.1:*")
     before = server.wait_idle()
     process = vanishing(server)
     server.wait_running(4)
@@ -612,7 +612,7 @@ def test_drain_lets_running_requests_finish(start, extra):
 
 
 def test_the_end_of_the_drain_ends_requests_with_an_error(start):
-    daemon = start(step_us=20000, drain_ms=1000, zmq="tcp://127.0.0.1:*")
+    daemon = start(step_us=20000, context=8192, drain_ms=1000, zmq="tcp://127.0.0.1:*")
     c = connect(daemon)
     for stream in (True, False):
         c.send(generate=pb.Generate(**LONG_RUN, stream=stream))

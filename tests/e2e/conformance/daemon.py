@@ -34,7 +34,7 @@ class Daemon:
 
     def __init__(self, *options, model=None, key=None, ready=True, ready_within=60):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="inferd-log-", suffix=".txt")
-        self.key = key
+        self.key, self.delays = key, {}
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             [str(bin_path()), "serve", str(model or MODEL), "--port", "0", *map(str, options)],
@@ -75,9 +75,19 @@ class Daemon:
                     break
             except OSError:
                 pass
+            self.run_delay()
             assert time.monotonic() < end, f"not ready after {seconds} s: {self.log_text()[-2000:]}"
             time.sleep(0.002)
         self.ready_after = time.monotonic() - self.started
+
+    def run_delay(self):
+        """The longest that one of its threads has waited for a processor so far, in seconds; asked for again and again, as threads end."""
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            try:
+                self.delays[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
+            except OSError:
+                pass  # it has ended, or the kernel does not count
+        return max(self.delays.values(), default=0)
 
     def headers(self, extra=()):
         extra = dict(extra)

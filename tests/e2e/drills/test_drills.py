@@ -68,6 +68,7 @@ def test_memory_does_not_grow_with_requests():
             assert requests(20_000) - after_2000 <= 4 * MIB
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("device", ["cpu", "null:0"])
 def test_an_idle_server_costs_nothing(device):
     seconds = 60 if LONG else 5
@@ -142,6 +143,7 @@ def watch_start(d, seen):
                 answer = c.answer(method)
             if path == "/ready" and answer.status == 200:
                 return time.monotonic() - d.started
+            d.run_delay()
             if path == "/health":
                 assert answer.status == 200 and answer.json == {"status": "ok"}
             elif path == "/ready":
@@ -153,17 +155,20 @@ def watch_start(d, seen):
     raise AssertionError("never ready")
 
 
+@pytest.mark.alone
 def test_ready_in_half_a_second_and_what_is_said_before():
+    """Less what its threads had to wait for a processor, on a machine that does other things."""
     size = MODEL.stat().st_size
     MODEL.read_bytes()  # a warm page cache
     best, seen = 99.0, []
-    for k in range(16):
+    for k in range(12):
         with Daemon("--device", "cpu", "--kv-cache-memory", POOL, ready=False) as d:
             if k % 2:
                 d._wait_ready(60)
-                best = min(best, d.ready_after)
+                took = d.ready_after
             else:
-                best = min(best, watch_start(d, seen))
+                took = watch_start(d, seen)
+            best = min(best, took - d.run_delay())
             if k == 0:
                 d.complete(prompt="a b c", max_tokens=4)
                 time.sleep(0.5)
@@ -245,6 +250,7 @@ def test_512_sequences_may_wait():
         d.wait_idle()
 
 
+@pytest.mark.alone
 def test_fairness_of_a_long_prompt(vocabulary):
     """kf-21: while a long prompt is prefilled, a running stream goes on and a short request overtakes."""
     with Daemon("--device", "cpu", "--max-num-batched-tokens", 128) as d:
