@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "bench/bench_args.h"
+#include "bench/json_page.h"
 #include "bench/simulate.h"
 #include "config/config.h"
 
@@ -335,17 +336,11 @@ static json_t *show_frontier(struct point *points, uint32_t count, bool page)
 static enum status write_json(const struct simulation *s, json_t *runs, json_t *fit,
                               struct error *err)
 {
-    bool out = strcmp(s->json_path, "-") == 0;
-    FILE *to = out ? stdout : fopen(s->json_path, "we");
     json_t *page =
         json_pack("{s:s, s:i, s:i, s:O, s:O}", "device", s->o.device.name, "replicas",
                   (int)s->o.replicas, "requests", (int)s->trace.count, "runs", runs, "fit", fit);
-    enum status st = STATUS_OK;
+    enum status st = json_page_write(page, s->json_path, 2, 9, err);
 
-    if (!to || !page || json_dumpf(page, to, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) ||
-        fputc('\n', to) < 0)
-        st = error_set(err, STATUS_IO, "%s could not be written", s->json_path);
-    if (to && !out) fclose(to);
     json_decref(page);
     return st;
 }

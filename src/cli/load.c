@@ -176,13 +176,10 @@ static enum status open_model(const struct config *config, struct loaded *l, str
     return st;
 }
 
-/* What the kind of device that was found cannot do. */
-static enum status check_dtype(const struct config *config, struct device **device,
-                               const struct device_options *options, struct error *err)
+enum status load_check_dtype(const struct config *config, const struct device_options *options,
+                             struct error *err)
 {
     if (options->kind != DEVICE_CUDA || strcmp(config->dtype, "float32") != 0) return STATUS_OK;
-    device_close(*device);
-    *device = NULL;
     return error_set(err, STATUS_UNSUPPORTED,
                      "--dtype is float32; a GPU computes in float16 or bfloat16 (auto chooses)");
 }
@@ -204,7 +201,13 @@ enum status load_open_device(const struct config *config, struct device_options 
 {
     enum status st = open_named(config, options, out, err);
 
-    return st ? st : check_dtype(config, out, options, err);
+    if (st) return st;
+    st = load_check_dtype(config, options, err);
+    if (st) {
+        device_close(*out);
+        *out = NULL;
+    }
+    return st;
 }
 
 void load_planner_options(const struct config *config, const struct device_options *device,

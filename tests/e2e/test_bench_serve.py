@@ -99,6 +99,19 @@ def test_refusals_and_no_server_are_told(start):
         assert run.returncode == 2 and run.stderr.startswith("inferd: bench serve: "), (wrong, run.stderr)
 
 
+def test_a_result_that_cannot_be_kept_is_told(paced, tmp_path):
+    """Before the run where the file cannot be made, and after it where the disk is full; what a file held until then stays."""
+    quick = ("--num-prompts", 2, "--input-len", 4, "--output-len", 2, "--warmup", 0, "--result-filename")
+    for path in ("/nonexistent/x", tmp_path):
+        run = bench(paced, *quick, path, code=2)
+        assert "cannot be written" in run.stderr and not run.stdout, run
+    assert "/dev/full could not be written" in bench(paced, *quick, "/dev/full", code=1).stderr
+    (tmp_path / "kept").write_text("kept")
+    run = subprocess.run([str(binary()), "bench", "serve", "--url", "http://127.0.0.1:9", *map(str, quick), str(tmp_path / "kept")],
+                         capture_output=True, text=True)
+    assert run.returncode == 1 and (tmp_path / "kept").read_text() == "kept"
+
+
 def test_a_recorded_trace_is_replayed(start, tmp_path):
     at_best(lambda: replay(start, tmp_path))
 

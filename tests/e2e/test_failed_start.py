@@ -43,6 +43,22 @@ def test_a_model_cut_within_its_tensors(tmp_path):
     refused("serve", cut, "--port", 0)
 
 
+def test_a_template_that_does_not_compile_is_told_by_inspect(tmp_path):
+    data = model_path().read_bytes()
+    assert data.count(b"{% for message in messages %}") == 1
+    (tmp_path / "odd.gguf").write_bytes(data.replace(b"{% for message in messages %}", b"{% fur message in messages %}"))
+    done = subprocess.run([str(binary()), "inspect", str(tmp_path / "odd.gguf")], capture_output=True, text=True, timeout=120)
+    (tmp_path / "odd.gguf").unlink()
+    assert done.returncode == 0 and "does not pass through it" in done.stdout and "fur" in done.stdout.splitlines()[-1], done.stdout[-400:]
+    done = subprocess.run([str(binary()), "inspect", str(model_path())], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "does not pass" not in done.stdout
+
+
+def test_parts_of_a_character_are_shown_as_bytes():
+    done = subprocess.run([str(binary()), "tokenize", str(model_path()), "é世"], capture_output=True, timeout=120)
+    assert done.returncode == 0 and "é" in done.stdout.decode() and "\\x96" in done.stdout.decode(), done.stdout
+
+
 @pytest.mark.parametrize("options", [["--max-model-len", "100000"], ["--inject-fault", "alloc@x"],
                                      ["--chat-template", "/nonexistent"], ["--chat-template", "/"]])
 def test_options_that_the_model_cannot_have(options):

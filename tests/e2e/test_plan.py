@@ -99,6 +99,8 @@ def test_gpu_memory_is_planned_without_a_gpu():
     quantised = plan_json("--gpu-memory", "141GB")  # GGUF: computed in f16 unless asked otherwise
     assert quantised["lines"][0]["what"] == "weights in f16, one copy"
     assert plan_json("--gpu-memory", "141GB", "--dtype", "bfloat16")["lines"][0]["what"] == "weights in bf16, one copy"
+    whole = plan("--gpu-memory", "141GB", "--dtype", "float32")  # as serve refuses it
+    assert whole.returncode == 1 and "a GPU computes in float16 or bfloat16" in whole.stderr
     large = plan("--gpu-memory", "141GB", model=ROOT / "configs/models/Llama-3-70B")
     assert large.returncode == 1 and "bytes too many" in large.stderr
 
@@ -109,5 +111,7 @@ def test_wrong_use_is_told():
                              capture_output=True, text=True, timeout=30)
         assert run.returncode == 1 and "goes with --device cuda" in run.stderr, (command, run.stderr)
     assert subprocess.run([str(binary()), "plan"], capture_output=True).returncode == 2
+    made_up = plan("--device", "null")  # plans from the shape; the weights are there all the same
+    assert made_up.returncode == 0 and "no weight files" not in made_up.stdout
     missing = plan(model="no/such/model")
     assert missing.returncode == 1 and "no/such/model" in missing.stderr

@@ -211,6 +211,13 @@ TEST(an_id_is_found_in_the_hub_cache)
     EXPECT_STR(path, "hub_test/models--org--name/snapshots/abc");
     free(path);
     EXPECT_EQ(config_resolve_model("org/other", &path, &err), STATUS_NOT_FOUND);
+    unlink("hub_test/models--org--name/refs/main");
+    EXPECT_OK_ERR(config_resolve_model("org/name", &path, &err), &err); /* the only one */
+    EXPECT_STR(path, "hub_test/models--org--name/snapshots/abc");
+    free(path);
+    EXPECT_EQ(system("mkdir hub_test/models--org--name/snapshots/def"), 0);
+    EXPECT_EQ(config_resolve_model("org/name", &path, &err), STATUS_INVALID);
+    EXPECT_TRUE(strstr(err.message, "several snapshots"));
     EXPECT_EQ(config_resolve_model("../org/name", &path, &err), STATUS_NOT_FOUND);
     unsetenv("HF_HUB_CACHE");
     EXPECT_EQ(system("rm -rf hub_test"), 0);
