@@ -163,7 +163,7 @@ static struct sim_seq *make_seq(const struct trace_item *item, uint32_t index, i
     *q = (struct sim_seq){.arrived_ns = now_ns,
                           .index = index,
                           .entry = {.key = item->key,
-                                    .prompt_tokens = item->prompt_tokens,
+                                    .prompt.tokens = item->prompt_tokens,
                                     .class = sequence_class_of(item->max_tokens)}};
     q->seq = (struct sequence){.prompt = prompt,
                                .prompt_count = item->prompt_tokens,
@@ -186,6 +186,7 @@ static void submit(struct sim *s, struct replica *r, struct sim_seq *q, int64_t 
         s->out->too_large++;
         s->out->requests[q->index].fate = SIM_TOO_LARGE;
     } else {
+        q->entry.prompt.cached = sched_guess_cached(r->sched, &q->seq, false);
         switch (sim_queue_take(&r->queue, &forecast, &q->entry)) {
         case SIM_TAKEN: sched_add(r->sched, &q->seq, now_ns); return;
         case SIM_FULL: s->out->refused++; break;

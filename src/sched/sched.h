@@ -99,6 +99,10 @@ void sched_destroy(struct sched *sched); /* takes NULL; aborts when a sequence i
 /* Whether the sequence could run if it were alone. STATUS_INVALID with the sentence. Reads only what never changes: any thread. */
 enum status sched_fits(const struct sched *sched, const struct sequence *seq, struct error *err);
 
+/* Prompt positions of a sequence that has not been added that would probably be there already when it starts; fewer than its prompt. Where others of
+ * the same text go before it, `sharing`: those that it would take from them at most. Any thread. */
+uint32_t sched_guess_cached(const struct sched *sched, const struct sequence *seq, bool sharing);
+
 /* Puts a sequence that fits in its place among the waiting. Borrows it until sched_reap gives it back. */
 void sched_add(struct sched *sched, struct sequence *seq, int64_t now_ns);
 /* The sequence wants nothing more. Nothing of it is in later steps. Idempotent. A step of it that failed must be told by seq->spoiled

@@ -44,6 +44,7 @@ struct waste {
 struct load { /* of running sequences, after the last plan */
     uint32_t decodes;
     uint64_t decode_pairs, rows_under_way, rows_of_floods;
+    uint16_t ends[FORECAST_STEPS];
 };
 
 struct sched {

@@ -207,6 +207,42 @@ static void random_text(int32_t text[CONTEXT])
         text[i] = (int32_t)test_rand_below(VOCAB);
 }
 
+/* Rows of 100 us: 200 tokens are 20 ms. The device stays busy with others' answers, and the pool is nowhere near its end. */
+TEST(a_prompt_that_is_cached_is_admitted_where_another_would_be_late)
+{
+    struct rig rig;
+    struct client busy, c;
+    int32_t known[CONTEXT], fresh[CONTEXT];
+    uint32_t retry = 0;
+
+    rig_init(&rig);
+    rig.fake.row_ns = 100000;
+    rig.limits.kv_blocks[0] = rig.limits.kv_blocks[1] = 256;
+    rig_start(&rig);
+    random_text(known);
+    for (uint32_t i = 0; i < 40; i++) { /* it learns the pace */
+        EXPECT_EQ(submit_within(&rig, &c, 0, &retry), STATUS_OK);
+        finish_all(&c, 1);
+    }
+    run_text(&rig, known, 200, 0, 0);
+    EXPECT_EQ(submit(&rig, &busy, 1, 10, 200), STATUS_OK);
+    for (int way = 0; way < 2; way++) { /* one that is there, and one that is not */
+        struct request *r = client_request(1, 200, 1, 2, 64);
+        struct error err;
+
+        random_text(fresh);
+        memcpy((int32_t *)(uintptr_t)r->prompts[0].ids, way ? fresh : known, 200 * sizeof *known);
+        r->deadline_ns = clock_mono_ns() + 10 * 1000000;
+        client_init(&c, r);
+        EXPECT_EQ(engine_submit(rig.engine, r, &retry, &err), way ? STATUS_FULL : STATUS_OK);
+        if (!way) engine_cancel(rig.engine, r);
+        client_fini(&c);
+    }
+    engine_cancel(rig.engine, busy.request);
+    client_fini(&busy);
+    rig_stop(&rig);
+}
+
 /* The pool has 64 blocks of 16 tokens: what is used once is gone after twenty other texts. */
 TEST(pinned_beginnings_stay_and_others_go)
 {

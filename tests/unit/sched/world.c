@@ -43,7 +43,7 @@ static void predict(struct run *run, struct visit *v)
     if (f.ready)
         v->predicted_s =
             v->at_s + 1e-9 * (double)forecast_first_token(&f, run->waiting, run->waiting_tokens,
-                                                          v->prompt_count, run->pace);
+                                                          v->prompt_count, 0, run->pace);
 }
 
 static void arrive(struct run *run, struct visit *v, uint32_t number)
