@@ -194,10 +194,12 @@ static void print_run(const struct simulation *s, const struct sim_result *r)
             printf(" %10.2f", percentile(r, m, percentiles[i]));
         putchar('\n');
     }
-    printf("%llu steps, %llu sequence-steps simulated in %.3f CPU s: %.2f M a second\n\n",
+    printf("%llu steps, %llu sequence-steps simulated in %.4f CPU s: %.2f M a second; around it "
+           "%.4f s\n\n",
            (unsigned long long)r->steps, (unsigned long long)r->sequence_steps,
            (double)r->cpu_ns * 1e-9,
-           (double)r->sequence_steps * 1e3 / (double)(r->cpu_ns ? r->cpu_ns : 1));
+           (double)r->sequence_steps * 1e3 / (double)(r->cpu_ns ? r->cpu_ns : 1),
+           (double)r->around_ns * 1e-9);
 }
 
 static json_t *run_json(const struct simulation *s, const struct sim_result *r)
@@ -228,6 +230,8 @@ static json_t *run_json(const struct simulation *s, const struct sim_result *r)
     json_object_set_new(
         page, "simulated_sequence_steps_per_s",
         json_real((double)r->sequence_steps * 1e9 / (double)(r->cpu_ns ? r->cpu_ns : 1)));
+    json_object_set_new(page, "simulated_in_s", json_real((double)r->cpu_ns * 1e-9));
+    json_object_set_new(page, "made_and_ended_in_s", json_real((double)r->around_ns * 1e-9));
     json_object_set_new(page, "device_busy", json_real(r->busy));
     json_object_set_new(page, "kv_waste", json_real(r->waste));
     for (int m = 0; m < REPORT_METRICS; m++) {

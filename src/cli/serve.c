@@ -3,8 +3,8 @@
  *     options -> frontend (listens: /health 200, /ready 503 loading) -> weights -> tokenizer, chat -> device -> model, plan
  *     -> limits, memory plan -> compile -> engine -> frontend ready
  *     SIGHUP -> reload (reload.h)
- *     SIGTERM -> drain: no new work, running requests finish -> frontend stops -> engine -> device -> ... -> exit 0
- *     a second SIGTERM or the end of --shutdown-timeout-s -> streams end with an error event -> the same
+ *     SIGTERM, SIGINT, SIGQUIT, SIGXCPU -> drain: no new work, running requests finish -> frontend stops -> engine -> device -> ... -> exit 0
+ *     a second one or the end of --shutdown-timeout-s -> streams end with an error event -> the same
  *
  * Exit status: 0 stopped as asked; 1 could not start; 2 wrong usage; 3 the device or engine was lost while serving.
  * Threads: main waits for signals; the model loads on a thread of its own, so that a signal while loading ends it. */
@@ -146,8 +146,8 @@ static void order_drain(void *ctx, bool stop)
         kill(getpid(), SIGCHLD); /* wakes the main thread */
         return;
     }
+    frontend_refuse(s->frontend); /* first: whom /ready has told is not served after it */
     frontend_drain(s->frontend);
-    frontend_refuse(s->frontend);
 }
 
 static bool order_resume(void *ctx)
@@ -370,7 +370,7 @@ static bool check_engine(struct server *s)
 
 static bool is_stop(int got)
 {
-    return got == SIGTERM || got == SIGINT;
+    return got == SIGTERM || got == SIGINT || got == SIGQUIT || got == SIGXCPU;
 }
 
 /* Then clients may still send on connections that they keep, and are not to be cut in the middle of it. */
@@ -412,6 +412,8 @@ static void drain(struct server *s, const sigset_t *signals)
     log_info("draining", "busy=%u grace_s=%llu timeout_s=%llu", frontend_busy(s->frontend),
              (unsigned long long)grace_s, (unsigned long long)shutdown_s);
     service_stopping(&s->service);
+    /* first, with no grace: nobody whom /ready has told of the drain is served after it */
+    if (!grace_s) frontend_refuse(s->frontend);
     frontend_drain(s->frontend);
     now += (int64_t)grace_s * second_ns;
     if (drain_until(s, signals, now, false)) return;
@@ -507,15 +509,31 @@ static void stop_frontend(struct server *s)
     s->frontend = NULL;
 }
 
+/* Those of a timer, a user, a limit: left alone they would end the process in the middle, and its socket files would stay. Whoever has a
+ * handler for one (a profiler that was loaded before us) keeps it. */
+static void ignore_signal(int number)
+{
+    struct sigaction now;
+
+    if (!sigaction(number, NULL, &now) && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL)
+        signal(number, SIG_IGN);
+}
+
 /* Inherited by every thread: main alone takes them, when it waits for them. */
 static void block_signals(sigset_t *signals)
 {
+    static const int ours[] = {SIGTERM, SIGINT, SIGQUIT, SIGXCPU, SIGCHLD, SIGHUP};
+    static const int nobodys[] = {SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM,
+                                  SIGPROF, SIGXFSZ, SIGIO,   SIGPWR,  SIGSTKFLT};
+
     sigemptyset(signals);
-    sigaddset(signals, SIGTERM);
-    sigaddset(signals, SIGINT);
-    sigaddset(signals, SIGCHLD);
-    sigaddset(signals, SIGHUP);
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        sigaddset(signals, ours[i]);
     pthread_sigmask(SIG_BLOCK, signals, NULL);
+    for (size_t i = 0; i < sizeof nobodys / sizeof *nobodys; i++)
+        ignore_signal(nobodys[i]);
+    for (int i = SIGRTMIN; i <= SIGRTMAX; i++)
+        ignore_signal(i);
 }
 
 static int serve(struct server *s, struct error *err)
@@ -523,9 +541,6 @@ static int serve(struct server *s, struct error *err)
     sigset_t signals;
     int status = 1, fault;
 
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ,
-           SIG_IGN); /* a log that may grow no more (RLIMIT_FSIZE) loses lines, as on a full disk */
     watch_bus_errors(s->config);
     block_signals(&signals);
     s->started_ns = s->logged_ns = clock_mono_ns();

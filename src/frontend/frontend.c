@@ -175,7 +175,7 @@ void frontend_set_progress(struct frontend *f, const char *phase, unsigned perce
 }
 
 enum status frontend_reload(struct frontend *f, const struct frontend_options *options,
-                            struct error *err)
+                            bool *other_zmq_key, struct error *err)
 {
     struct frontend_options merged = *options;
 
@@ -187,6 +187,7 @@ enum status frontend_reload(struct frontend *f, const struct frontend_options *o
     struct zmq_clients *clients = NULL;
     enum status st = auth ? zmq_auth_read(auth, &f->options, &clients, err) : STATUS_OK;
 
+    *other_zmq_key = auth && !st && !zmq_auth_has_key(auth, f->options.zmq_server_key_file);
     if (!st && f->options.tls_cert) st = tls_load(f->options.tls_cert, f->options.tls_key, err);
     if (st) zmq_auth_drop(clients);
     if (st) {
@@ -216,6 +217,7 @@ void frontend_drain(struct frontend *f)
 
 void frontend_refuse(struct frontend *f)
 {
+    if (f->options.reuse_port) listen_steer_away(f->listen_fd);
     atomic_store(&f->leaving, true);
     if (shares_socket(f))
         atomic_store(&f->accepting, false);
