@@ -63,7 +63,7 @@ function(inferd_module name)
     target_link_libraries(inferd_${name} PUBLIC ${M_LIBRARIES} Threads::Threads m)
 endfunction()
 
-set(INFERD_TEST_TIMEOUT_S 300 CACHE STRING "seconds after which a test counts as hung; the long tier needs more")
+set(INFERD_TEST_TIMEOUT_S 600 CACHE STRING "seconds after which a test counts as hung; the long tier needs more")
 
 # inferd_test(NAME SOURCES tests/... DEPENDS module ... [LABELS ...] [TIMEOUT s] [THREADS PART|NONE])
 # A cmocka program: bin/NAME, known to ctest as NAME. tests/test.h makes main().

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/notify.h"
 #include "engine/request.h"
 
@@ -176,8 +177,9 @@ static void drop_listed(struct output_bell *bell)
 void output_bell_fini(struct output_bell *bell)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
+    int64_t until = clock_mono_ns() + 10000000000;
 
-    for (int ms = 0; atomic_load(&bell->users) && ms < 10000; ms++)
+    while (atomic_load(&bell->users) && clock_mono_ns() < until)
         nanosleep(&pause, NULL);
     drop_listed(bell);
     close(bell->event_fd);

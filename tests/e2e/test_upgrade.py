@@ -16,7 +16,9 @@ from pace import until
 from rawhttp import Raw, get
 
 pytestmark = [pytest.mark.sanitizer, pytest.mark.alone, pytest.mark.skipif(binary().name == "mini_daemon", reason="needs serve")]
-RATE = 230  # asked for; the client of this test must not be what limits it below 200
+# Asked for; the client of this test must not be what limits it below 200. A sanitizer's daemon is there for its faults, not for
+# its pace: what it cannot keep up with would wait in its queue of connections, and be reset with it.
+RATE = 80 if any(name in str(binary()) for name in ("asan", "tsan")) else 230
 
 
 def request(tokens, stream, close):
@@ -139,4 +141,4 @@ def test_an_upgrade_under_load_refuses_and_cuts_nothing(start, tmp, how, monkeyp
     print(f"{how}: {rounds} upgrades, {sent} requests in {seconds:.1f} s ({sent / seconds:.0f}/s), outcomes {dict(load.outcomes)}")
     assert codes == [0] * rounds
     assert load.outcomes == {"ok": sent}, load.outcomes
-    assert sent / seconds > 100  # a noisy machine; the figure is printed
+    assert sent / seconds > RATE / 2.3  # a noisy machine; the figure is printed
