@@ -76,7 +76,7 @@ enum status observe_open_tracer(const struct config *c, struct tracer **out, str
     };
     enum status st = tracer_create(&options, out, err);
 
-    if (!st) log_info("tracing", "url=%s ratio=%g", url, c->otlp_sample_ratio);
+    if (!st) log_info("tracing", "url=%s ratio=%g", tracer_shown_url(*out), c->otlp_sample_ratio);
     return st;
 }
 

@@ -368,6 +368,21 @@ def test_the_last_traces_are_sent_before_the_end(start):
     assert collector.of("last")
 
 
+def test_no_log_line_has_the_collectors_password(start):
+    """A collector that takes the batch, and one that refuses it: both are named in the log, by where they are only."""
+    for status in (200, 400):
+        collector = Collector(status)
+        daemon = start(step_us=0, otlp_endpoint=collector.url.replace("://", "://someone:s3cret@"))
+        daemon.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+        assert until(lambda: collector.posts > 0)
+        assert daemon.terminate() == 0
+        log = daemon.log_text()
+        assert f"url={collector.url}/v1/traces" in log and "s3cret" not in log and "someone" not in log, log
+        assert status == 200 or "traces not taken" in log
+        if status == 200:
+            assert collector.headers[0][1]["Authorization"] == "Basic c29tZW9uZTpzM2NyZXQ="
+
+
 def test_a_wrong_endpoint_is_told_at_once(tmp):
     from conftest import binary, model_path
     import subprocess
