@@ -3,8 +3,8 @@
  *   stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US [ROUNDS]   one connection per stream, events counted one by one
  *   stream-bench zmq ENDPOINT  PID STREAMS TOKENS STEP_US [ROUNDS]   all streams over one connection
  *
- * The server runs the null device at STEP_US a step (0: as fast as it can). All streams take part in every step, so an
- * event's lateness is its time less that of the first event of its step, whichever stream has it. Over HTTP it is told
+ * The server runs the null device at STEP_US a step (0: as fast as it can). All streams take part in every step, so a
+ * token's lateness is its time less that of the first token of its step, whichever stream has it. Over HTTP it is told
  * twice: as sent (when the server's send() put it into the loopback: the kernel's time stamp of the packet) and as read (when
  * this program has it in hand), so that it can be seen who was late; whether the steps
  * themselves come at their pace is told by tokens/s.
@@ -18,6 +18,7 @@
  * its sends included. */
 #include <errno.h>
 #include <inferd.pb-c.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -281,54 +282,84 @@ static void run_zmq(const char *endpoint)
 
 /* --- figures --- */
 
-/* An event: its tokens came together. Those of one step lie together in time, each stream once among them. */
-struct happening {
-    int64_t sent, read;
-    uint32_t stream;
-};
-
-static int by_time(const void *a, const void *b)
+static int64_t time_of(const struct stream *s, uint32_t token, bool sent)
 {
-    const struct happening *x = a, *y = b;
-
-    return (x->sent > y->sent) - (x->sent < y->sent);
+    return sent && s->sent[token] ? s->sent[token] : s->arrivals[token];
 }
 
-static size_t list_events(struct happening *out)
+/* How far a stream is behind the first one, in steps: all are in every step from then on, so their same tokens are so far apart, give
+ * or take what a token is late; the median of that is not moved by those that are. */
+static double behind_first(const struct stream *s, double *apart)
 {
-    size_t count = 0;
+    for (uint32_t k = 0; k < token_count; k++)
+        apart[k] = (double)(time_of(s, k, true) - time_of(&streams[0], k, true));
+    sort_values(apart, token_count);
+    return quantile(apart, token_count, .5) / (double)step_ns;
+}
+
+/* The streams of a step come one after the other, then there is a pause: where in a step the pause ends. */
+static double end_of_pause(const double *behind)
+{
+    double *place = calloc(stream_count + 1, sizeof *place), widest = 0, end = 0;
+
+    for (uint32_t i = 0; i < stream_count; i++)
+        place[i] = behind[i] - floor(behind[i]);
+    sort_values(place, stream_count);
+    place[stream_count] = place[0] + 1;
+    for (uint32_t i = 0; i < stream_count; i++)
+        if (place[i + 1] - place[i] > widest) {
+            widest = place[i + 1] - place[i];
+            end = place[i + 1];
+        }
+    free(place);
+    return end;
+}
+
+static int64_t *find_first(const int32_t *behind, int32_t least, uint32_t steps)
+{
+    int64_t *first = calloc(steps, sizeof *first);
 
     for (uint32_t i = 0; i < stream_count; i++)
         for (uint32_t k = 0; k < token_count; k++) {
-            const struct stream *s = &streams[i];
+            uint32_t step = k + (uint32_t)(behind[i] - least);
+            int64_t at = time_of(&streams[i], k, true);
 
-            if (k && s->arrivals[k] == s->arrivals[k - 1]) continue;
-            out[count++] =
-                (struct happening){s->sent[k] ? s->sent[k] : s->arrivals[k], s->arrivals[k], i};
+            if (!first[step] || at < first[step]) first[step] = at;
         }
-    qsort(out, count, sizeof *out, by_time);
-    return count;
+    return first;
 }
 
-/* Fills late (ms) of every event: its time as sent or as read, less that of the first of its step. A step begins where a
- * stream comes again. */
+/* Fills late (ms) of every token from the step on in which all streams take part: its time as sent or as read, less that of the
+ * first of its step as sent. */
 static size_t find_late(bool sent, double *late)
 {
-    struct happening *events = calloc((size_t)stream_count * token_count, sizeof *events);
-    size_t *step_of = calloc(stream_count, sizeof *step_of), step = 1, count = list_events(events);
-    int64_t first = count ? events[0].sent : 0;
+    int32_t *behind = calloc(stream_count, sizeof *behind), least = INT32_MAX, most = INT32_MIN;
+    double *apart = calloc(token_count, sizeof *apart),
+           *steps = calloc(stream_count, sizeof *steps);
+    size_t count = 0;
 
-    for (size_t i = 0; i < count; i++) {
-        if (step_of[events[i].stream] == step) {
-            step++;
-            first = events[i].sent;
-        }
-        step_of[events[i].stream] = step;
-        late[i] = (double)((sent ? events[i].sent : events[i].read) - first) * 1e-6;
+    for (uint32_t i = 0; i < stream_count; i++)
+        steps[i] = behind_first(&streams[i], apart);
+    double begin = end_of_pause(steps) - 1e-6;
+
+    for (uint32_t i = 0; i < stream_count; i++) {
+        behind[i] = (int32_t)floor(steps[i] - begin);
+        if (behind[i] < least) least = behind[i];
+        if (behind[i] > most) most = behind[i];
     }
+    int64_t *first = find_first(behind, least, token_count + (uint32_t)(most - least));
+
+    for (uint32_t i = 0; i < stream_count; i++)
+        for (uint32_t k = (uint32_t)(most - behind[i]); k < token_count; k++)
+            late[count++] =
+                (double)(time_of(&streams[i], k, sent) - first[k + (uint32_t)(behind[i] - least)]) *
+                1e-6;
+    if (!count) die("no step has all streams: more tokens are needed");
     sort_values(late, count);
-    free(step_of);
-    free(events);
+    free(first);
+    free(steps);
+    free(apart);
+    free(behind);
     return count;
 }
 

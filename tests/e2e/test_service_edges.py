@@ -68,6 +68,22 @@ def test_a_request_that_was_cut_has_its_figures(start, how):
     assert not re.search(r"queued_for=(\s|$)", line), line
 
 
+def test_each_request_of_a_burst_has_its_line(start):
+    """Lines are written after the answers of a turn: more of them than a turn keeps, on both front ends; refused ones too."""
+    daemon = start(step_us=0, context=256, zmq="tcp://127.0.0.1:*")
+    with contextlib.closing(connect(daemon)) as client, daemon.raw(20) as raw:
+        for i in range(300):
+            client.send(generate=pb.Generate(prompts=[b"a"], max_tokens=1 if i % 10 else 100000), x_request_id=f"z{i}")
+        raw.send(b"".join(post("/v1/completions", {"prompt": "a", "max_tokens": 1 if i % 10 else -1}, f"X-Request-Id: h{i}") for i in range(60)))
+        assert [raw.answer().status for _ in range(60)] == [200 if i % 10 else 400 for i in range(60)]
+        ended = 0
+        while ended < 300:
+            ended += client.receive().WhichOneof("body") in ("done", "error")
+    assert daemon.terminate() == 0
+    lines = [re.search(r"request (?:done|refused).* request_id=\"?(\w+)", line) for line in daemon.log_text().splitlines() if " request " in line]
+    assert sorted(m.group(1) for m in lines) == sorted([f"z{i}" for i in range(300)] + [f"h{i}" for i in range(60)])
+
+
 # --- a JSON log is JSON ---
 
 def json_lines(text):
