@@ -117,13 +117,6 @@ enum status output_ring_push(struct output_ring *ring, const struct output *outp
     return STATUS_OK;
 }
 
-void output_ring_fetch_place(const struct output_ring *ring)
-{
-    uint32_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
-
-    __builtin_prefetch(ring->entries + (head & ring->mask) * ring->entry_bytes, 1);
-}
-
 void output_ring_fetch(const struct output_ring *ring)
 {
     uint32_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);

@@ -53,8 +53,6 @@ uint32_t output_ring_capacity(const struct output_ring *ring);
 void output_ring_attach(struct output_ring *ring, struct notify *wake);
 /* Producer: it waits for room. The next pop after which half of the ring is free signals `wake`, once. */
 void output_ring_want(struct output_ring *ring);
-/* Producer: will push soon. Asks for the place, which the consumer's processor has had. */
-void output_ring_fetch_place(const struct output_ring *ring);
 /* Producer. push is STATUS_FULL or OK; the free count is a lower bound. */
 uint32_t output_ring_free(const struct output_ring *ring);
 enum status output_ring_push(struct output_ring *ring, const struct output *output);

@@ -136,11 +136,6 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
     return STATUS_OK;
 }
 
-const char *frontend_zmq_endpoint(const struct frontend *f, uint32_t i)
-{
-    return f->zmq->endpoints[i].text;
-}
-
 uint16_t frontend_port(const struct frontend *f)
 {
     return f->port;

@@ -88,8 +88,6 @@ struct frontend_options {
  * anything else is done), STATUS_NOMEM, STATUS_INVALID (host is no address). */
 enum status frontend_start(const struct frontend_options *options, struct frontend **out,
                            struct error *err);
-/* The ZeroMQ endpoint as bound ("tcp://127.0.0.1:40123"), in the order of the options. */
-const char *frontend_zmq_endpoint(const struct frontend *frontend, uint32_t i);
 /* The TCP port in use, 0 for a unix socket. */
 uint16_t frontend_port(const struct frontend *frontend);
 

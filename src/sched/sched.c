@@ -618,14 +618,6 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
 
 /* --- looking -------------------------------------------------------------------------------------------------- */
 
-struct sequence *sched_next_blocked(const struct sched *sched, const struct sequence *after)
-{
-    const struct seq_link *head = &sched->lists[SEQ_BLOCKED];
-    const struct seq_link *next = after ? after->link.next : head->next;
-
-    return next == head ? NULL : sched_link_seq(next);
-}
-
 void sched_observe(struct sched *sched, const struct sched_step *step, int64_t device_ns)
 {
     cost_model_observe(&sched->cost, step->row_count, step->pairs, device_ns);

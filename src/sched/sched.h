@@ -127,8 +127,6 @@ const struct window *sched_window(const struct sched *sched);
 /* When a fixed window that holds somebody back opens by age; INT64_MAX: there is none. Another opens at the end of a step. */
 int64_t sched_opens_ns(const struct sched *sched);
 
-/* Walks the blocked sequences: NULL begins, NULL ends. */
-struct sequence *sched_next_blocked(const struct sched *sched, const struct sequence *after);
 /* Blocked sequences that have credit again run on; true when there was one. Called by sched_plan too. */
 bool sched_unblock(struct sched *sched, int64_t now_ns);
 
