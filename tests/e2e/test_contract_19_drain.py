@@ -15,14 +15,17 @@ LONG_RUN = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
 def test_a_full_queue_gets_429_at_once(start):
     daemon = start(step_us=20000, queue=4, seqs=2, context=8192)
     clients = [daemon.raw(60) for _ in range(12)]
-    refused = []
-    for c in clients:
-        c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 8000, "stream": True}))
-    for c in clients:  # the first place comes free after 160 s
-        version, status, headers = c.head()
-        if status != 200:
-            refused.append((status, headers))
-    assert refused and all(status == 429 and int(headers["retry-after"]) >= 1 for status, headers in refused)
+
+    def send(some):
+        for c in some:
+            c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 8000, "stream": True}))
+
+    send(clients[:2])
+    daemon.wait_running(2)  # before that they stand in the queue themselves; the first place comes free after 160 s
+    send(clients[2:])
+    heads = [c.head() for c in clients]
+    refused = [(status, headers) for _, status, headers in heads if status != 200]
+    assert len(refused) == 6 and all(status == 429 and int(headers["retry-after"]) >= 1 for status, headers in refused)
     error = daemon.post("/v1/completions", LONG_RUN)
     assert error.status == 429 and error.json()["error"]["type"] == "rate_limit_error"
     assert error.json()["error"]["code"] == "rate_limit_exceeded"
