@@ -287,12 +287,13 @@ Twelve short chats and one and a half prompts of 6000 to 7500 tokens a second.
 `bench/simulator_check.py`: SmolLM2-135M Q4_1 on the CPU device, one thread, 16 slots, steps of 128 rows, on a virtual machine with two cores that did nothing
 else. A device file is made of the daemon's own steps under loads and seeds of their own; what is told is simulated over measured for recorded traces of
 other seeds, medians of three rounds (not made anew with this page). Daemon and client with `chrt -r 5`, 220 requests of 64 + 16 tokens in the mean, seed 33; the
-device file of each round is fitted to the calibrations at 3.6, 5.4, 8.4 and 12.6 requests a second, 0.25 to 0.9 of the capacity; two sets of measurements.
+device file of each round is fitted to the calibrations at 3.6, 5.4, 8.4 and 12.6 requests a second, 0.25 to 0.9 of the capacity; two sets of measurements. Last in each cell: the
+script as it stands, three calibrations and 230 requests in one go, no real-time priority, quiet machine (345 s).
 
 | load | P50, P99 TTFT | P50, P99 TPOT |
 |---|---|---|
-| 0.3 | 0.941, 1.064; 0.956, 0.990 | 0.912, 0.988; 0.887, 0.974 |
-| 0.7 | 0.962, 1.102; 1.065, 1.086 | 0.960, 1.041; 1.007, 1.053 |
+| 0.3 | 0.941, 1.064; 0.956, 0.990; 0.986, 1.066 | 0.912, 0.988; 0.887, 0.974; 0.945, 1.014 |
+| 0.7 | 0.962, 1.102; 1.065, 1.086; 1.032, 1.065 | 0.960, 1.041; 1.007, 1.053; 1.098, 0.979 |
 | 0.9 | 0.959, 0.891; 1.070, 1.041 | 0.884, 1.029; 1.091, 0.994 |
 
 A fit tells the loads that it was made under. From 3.6 and 8.4 requests a second alone (0.25 and 0.6 of the capacity, as the script had it) it gave decode
