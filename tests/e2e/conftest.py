@@ -256,6 +256,15 @@ class Daemon:
         assert c.head()[1] == 200
         return c
 
+    def wait_served(self):
+        """Until a request is answered, where connections before it were closed unanswered."""
+        def served():
+            try:
+                return self.complete(max_tokens=1).status == 200
+            except (EOFError, ConnectionError):
+                return False
+        until(served, "a request served")
+
     def wait_running(self, count, seconds=PATIENCE_S):
         """Until the engine has so many sequences under way."""
         until(lambda: self.metrics()["inferd_requests_running"] >= count, f"{count} sequences run", seconds)

@@ -275,10 +275,4 @@ def test_too_many_connections_are_closed(start):
     until(lambda: sum(map(ended, held)) >= 40, "those above the limit closed")
     for c in held:
         c.close()
-
-    def served():
-        try:
-            return daemon.complete(max_tokens=1).status == 200
-        except (EOFError, ConnectionError):
-            return False
-    until(served, "served when they have gone")
+    daemon.wait_served()

@@ -364,13 +364,7 @@ def test_running_out_of_descriptors_is_told_and_survived(start):
     until(lambda: "no file descriptor is left" in daemon.log_text(), "the log says so")
     for c in held:
         c.close()
-
-    def served():
-        try:
-            return daemon.complete(max_tokens=1).status == 200
-        except (EOFError, ConnectionError):
-            return False
-    until(served, "served when they have gone")
+    daemon.wait_served()
     assert daemon.metrics()["inferd_connections_refused_total"] >= 30
 
 
