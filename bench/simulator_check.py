@@ -3,7 +3,7 @@
 
     bench/simulator_check.py MODEL [--loads 0.3,0.7] [--requests 230] [--rounds 3] [--threads 1] [--pin "chrt -r 5"] [--pin-client "chrt -r 5"] [inferd]
 
-A round calibrates first: two Poisson loads of random lengths, seeds of their own, against `inferd serve --device cpu`, whose own steps (GET
+A round calibrates first: three Poisson loads of random lengths, seeds of their own, against `inferd serve --device cpu`, whose own steps (GET
 /admin/steps) and log make the device file (`bench fit --steps --log`). Then, for each load (a share of the requests a second that the simulator says the
 first calibration could answer), the first round sends a Poisson load of another seed and records its arrivals (`bench record`); later rounds
 replay that trace. Every run has a fresh daemon, and simulations take the trace with each round's device file, so that both see the machine
@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FIGURES = ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms")
 SEQS, ROWS = 16, 128
 LENGTHS = ("--input-len", 64, "--output-len", 16, "--random-range-ratio", 0.8)
-CALIBRATION_S, CALIBRATION_SEED, TRACE_SEED = 24, 100, 5
+CALIBRATION_S, CALIBRATION_SHARES, CALIBRATION_SEED, TRACE_SEED = 36, (0.4, 0.7, 1.4), 100, 5
 
 
 def run(*command):
@@ -81,8 +81,8 @@ def poisson(rate, count, seed):
 def calibrate(args, folder, rate, number):
     """The device file of a daemon's own steps."""
     daemon = Daemon(args, folder, f"calibrate{number}")
-    for share in (0.6, 1.4):
-        load(args, daemon, *poisson(share * rate, round(share * rate * CALIBRATION_S / 2), CALIBRATION_SEED + number))
+    for share in CALIBRATION_SHARES:
+        load(args, daemon, *poisson(share * rate, round(share * rate * CALIBRATION_S / len(CALIBRATION_SHARES)), CALIBRATION_SEED + number))
     steps, path = folder / f"steps{number}.jsonl", folder / f"device{number}.json"
     steps.write_bytes(daemon.steps())
     daemon.end()
@@ -140,7 +140,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--loads", default="0.3,0.7")
     parser.add_argument("--requests", type=int, default=230, help="of a trace: P99 of a hundred is the second longest, and hangs on a moment")
-    parser.add_argument("--rate", type=float, default=6, help="requests a second while calibrating")
+    parser.add_argument("--rate", type=float, default=9, help="requests a second while calibrating: 0.4, 0.7 and 1.4 of it are to span the loads that are told")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=TRACE_SEED, help="of the traces")
     parser.add_argument("--keep", type=pathlib.Path, help="folder for traces, steps, logs and device files")

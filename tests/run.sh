@@ -18,6 +18,7 @@ for arg in "$@"; do
     *) echo "usage: tests/run.sh [--long]" >&2; exit 2 ;;
     esac
 done
+[ $LONG = 0 ] || export INFERD_TEST_TIMEOUT_S=3600 # the counts of the issues under a sanitizer
 export INFERD_TEST_LONG=$LONG INFERD_SMOLLM2=$MODEL
 export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1

@@ -44,7 +44,7 @@ setup_build() {
     shift
     [ "$preset" = release ] && [ -z "${INFERD_BUILD_TESTS:-}" ] && tests=OFF
     if [ ! -f "build/$preset/build.ninja" ] || [ "$tests" = ON ]; then
-        cmake --preset "$preset" -DINFERD_TESTS=$tests >"/tmp/inferd-configure.$$" 2>&1 ||
+        cmake --preset "$preset" -DINFERD_TESTS=$tests -DINFERD_TEST_TIMEOUT_S="${INFERD_TEST_TIMEOUT_S:-600}" >"/tmp/inferd-configure.$$" 2>&1 ||
             { cat "/tmp/inferd-configure.$$" >&2; rm -f "/tmp/inferd-configure.$$"; exit 1; }
         rm -f "/tmp/inferd-configure.$$"
     fi

@@ -1,12 +1,13 @@
 /* roundtrip.c - what the front ends add to a request: open loop, Poisson arrivals, one token from the null device.
  *
- *   roundtrip-bench HOST PORT ENDPOINT RATE SECONDS
+ *   roundtrip-bench HOST PORT ENDPOINT RATE SECONDS [ROUNDS]
  *
- * In one run, one after the other: a bare libzmq echo (a ROUTER in a child process that sends back what comes; request and
- * answer as large as inferd's), inferd over ZeroMQ with its own C client and with a DEALER of libzmq, inferd over HTTP
- * (connections kept alive). The same arrivals for all. A round trip counts from the moment that the
- * arrival was due, sent late or not, to the last byte of the answer.
- * "beyond the engine" is that less the queue, prefill and decode of the answer's own timings (engine/stage_times.h). */
+ * In each round, one after the other with the same arrivals: a bare libzmq echo (a ROUTER in a child process that sends back what
+ * comes; request and answer as large as inferd's), inferd over ZeroMQ with its own C client and with a DEALER of libzmq, inferd over
+ * HTTP (connections kept alive). Each opens its connections anew, so that the scheduler places the threads anew. A round
+ * trip counts from the moment that the arrival was due, sent late or not, to the last byte of the answer.
+ * "Beyond the engine" is that less the queue, prefill and decode of the answer's own timings (engine/stage_times.h); of the
+ * echo it is the whole. At the end medians of the rounds, and of each round's ratio and difference to its echo. */
 #include <errno.h>
 #include <inferd.pb-c.h>
 #include <inferd/client.h>
@@ -67,22 +68,84 @@ static void note(struct result *r, int64_t due_ns, double engine_us, double tota
     r->count++;
 }
 
-static void report(const char *name, struct result *r)
+/* --- rounds --- */
+
+enum way { ECHO, CLIENT, DEALER, HTTP, WAYS };
+enum figure { ROUND_P50, ROUND_P99, P50, P99, P999, OWN_P50, OWN_P99, LATE_P99, FIGURES };
+enum { ROUNDS_MAX = 64 };
+static const char *const way_names[WAYS] = {"libzmq echo", "zmq client", "zmq dealer", "http"};
+static double figures[WAYS][ROUNDS_MAX][FIGURES];
+
+static void take_figures(double out[FIGURES], struct result *r)
 {
     sort_values(r->round_us, r->count);
     sort_values(r->beyond_us, r->count);
     sort_values(r->late_us, arrival_count);
     sort_values(r->own_us, r->count);
+    out[ROUND_P50] = quantile(r->round_us, r->count, .5);
+    out[ROUND_P99] = quantile(r->round_us, r->count, .99);
+    out[P50] = quantile(r->beyond_us, r->count, .5);
+    out[P99] = quantile(r->beyond_us, r->count, .99);
+    out[P999] = quantile(r->beyond_us, r->count, .999);
+    out[OWN_P50] = quantile(r->own_us, r->count, .5);
+    out[OWN_P99] = quantile(r->own_us, r->count, .99);
+    out[LATE_P99] = quantile(r->late_us, arrival_count, .99);
+    free(r->round_us);
+    free(r->beyond_us);
+    free(r->late_us);
+    free(r->own_us);
+}
+
+static void print_head(void)
+{
     printf(
-        "%-10s %7zu round trips: P50 %7.0f P99 %7.0f P99.9 %7.0f us; beyond the engine: P50 %7.0f "
-        "P99 %7.0f P99.9 %7.0f us (in the server P50 %5.0f P99 %6.0f); sent late: P50 %4.0f P99 "
-        "%5.0f us\n",
-        name, r->count, quantile(r->round_us, r->count, .5), quantile(r->round_us, r->count, .99),
-        quantile(r->round_us, r->count, .999), quantile(r->beyond_us, r->count, .5),
-        quantile(r->beyond_us, r->count, .99), quantile(r->beyond_us, r->count, .999),
-        quantile(r->own_us, r->count, .5), quantile(r->own_us, r->count, .99),
-        quantile(r->late_us, arrival_count, .5), quantile(r->late_us, arrival_count, .99));
+        "us; %zu round trips each\n%-12s %17s | %26s | %17s | %9s\n%-12s %8s %8s | %8s %8s %8s | "
+        "%8s %8s | %9s\n",
+        arrival_count, "", "whole", "beyond the engine", "of it in server", "sent late", "", "P50",
+        "P99", "P50", "P99", "P99.9", "P50", "P99", "P99");
+}
+
+static void print_row(const char *name, const double row[FIGURES])
+{
+    printf("%-12s %8.0f %8.0f | %8.0f %8.0f %8.0f | %8.0f %8.0f | %9.0f\n", name, row[ROUND_P50],
+           row[ROUND_P99], row[P50], row[P99], row[P999], row[OWN_P50], row[OWN_P99],
+           row[LATE_P99]);
     fflush(stdout);
+}
+
+static double median(double *values, unsigned count)
+{
+    sort_values(values, count);
+    return quantile(values, count, .5);
+}
+
+static void print_medians(unsigned rounds)
+{
+    double row[FIGURES], values[ROUNDS_MAX];
+
+    printf("\nmedians of %u rounds\n", rounds);
+    print_head();
+    for (int w = 0; w < WAYS; w++) {
+        for (int f = 0; f < FIGURES; f++) {
+            for (unsigned r = 0; r < rounds; r++)
+                values[r] = figures[w][r][f];
+            row[f] = median(values, rounds);
+        }
+        print_row(way_names[w], row);
+    }
+    printf("\nbeyond the engine, against the echo of the same round\n");
+    for (int w = CLIENT; w < WAYS; w++) {
+        printf("%-12s", way_names[w]);
+        for (int f = P50; f <= P99; f++) {
+            for (unsigned r = 0; r < rounds; r++)
+                values[r] = figures[w][r][f] / figures[ECHO][r][f];
+            printf("  %s x%.2f", f == P50 ? "P50" : "P99", median(values, rounds));
+            for (unsigned r = 0; r < rounds; r++)
+                values[r] = figures[w][r][f] - figures[ECHO][r][f];
+            printf(" (%+.0f us)", median(values, rounds));
+        }
+        printf("\n");
+    }
 }
 
 /* Waits for the epoll set until `until_ns`, to the ns. */
@@ -166,7 +229,7 @@ static void send_one(void *dealer, bool echo, uint64_t id)
     if (zmq_send(dealer, bytes, len, 0) < 0) die("cannot send: %s", zmq_strerror(errno));
 }
 
-static void run_zmq(const char *endpoint, bool echo)
+static struct result run_zmq(const char *endpoint, bool echo)
 {
     void *context = zmq_ctx_new(), *dealer = zmq_socket(context, ZMQ_DEALER);
     struct result r = result_make();
@@ -199,10 +262,10 @@ static void run_zmq(const char *endpoint, bool echo)
         if (now_ns() - start > (int64_t)((arrivals_s[arrival_count - 1] + 20) * 1e9))
             die("%zu answers of %zu came", r.count, arrival_count);
     }
-    report(echo ? "zmq echo" : "zmq dealer", &r);
     zmq_close(dealer);
     zmq_ctx_term(context);
     close(epoll_fd);
+    return r;
 }
 
 /* --- ZeroMQ by include/inferd/client.h --- */
@@ -221,7 +284,7 @@ static int on_event(void *ctx, const struct inferd_event *event)
     return 0;
 }
 
-static void run_client(const char *endpoint)
+static struct result run_client(const char *endpoint)
 {
     struct inferd_client_options options = {.endpoint = endpoint};
     struct inferd_client *client;
@@ -259,9 +322,9 @@ static void run_client(const char *endpoint)
         if (now_ns() - client_start_ns > (int64_t)((arrivals_s[arrival_count - 1] + 20) * 1e9))
             die("%zu answers of %zu came", r.count, arrival_count);
     }
-    report("zmq", &r);
     inferd_client_close(client);
     close(epoll_fd);
+    return r;
 }
 
 static void echo_server(void)
@@ -338,7 +401,7 @@ static struct connection *free_connection(struct connection *all, size_t *count,
     return &all[(*count)++];
 }
 
-static void run_http(const char *host, uint16_t port)
+static struct result run_http(const char *host, uint16_t port)
 {
     static struct connection all[CONNECTIONS_MAX];
     struct result r = result_make();
@@ -379,25 +442,37 @@ static void run_http(const char *host, uint16_t port)
         if (now_ns() - start > (int64_t)((arrivals_s[arrival_count - 1] + 20) * 1e9))
             die("%zu answers of %zu came", r.count, arrival_count);
     }
-    report("http", &r);
     for (size_t i = 0; i < count; i++)
         close(all[i].fd);
+    close(epoll_fd);
+    return r;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc != 6) die("usage: roundtrip-bench HOST PORT ENDPOINT RATE SECONDS");
+    unsigned rounds = argc == 7 ? (unsigned)atoi(argv[6]) : 1;
+
+    if (argc < 6 || argc > 7 || rounds < 1 || rounds > ROUNDS_MAX)
+        die("usage: roundtrip-bench HOST PORT ENDPOINT RATE SECONDS [ROUNDS]");
     prctl(PR_SET_TIMERSLACK, 1000);
     make_arrivals(atof(argv[4]), atof(argv[5]));
     pid_t echo = fork();
 
     if (!echo) echo_server();
     usleep(200000);
-    run_zmq("tcp://127.0.0.1:15555", true);
+    print_head();
+    for (unsigned round = 0; round < rounds; round++)
+        for (int way = 0; way < WAYS; way++) {
+            struct result r = way == ECHO     ? run_zmq("tcp://127.0.0.1:15555", true)
+                              : way == CLIENT ? run_client(argv[3])
+                              : way == DEALER ? run_zmq(argv[3], false)
+                                              : run_http(argv[1], (uint16_t)atoi(argv[2]));
+
+            take_figures(figures[way][round], &r);
+            print_row(way_names[way], figures[way][round]);
+        }
     kill(echo, SIGKILL);
     waitpid(echo, NULL, 0);
-    run_client(argv[3]);
-    run_zmq(argv[3], false);
-    run_http(argv[1], (uint16_t)atoi(argv[2]));
+    if (rounds > 1) print_medians(rounds);
     return 0;
 }

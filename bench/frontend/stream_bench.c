@@ -1,20 +1,24 @@
 /* stream_bench.c - many streams at once, counted: how late each event comes, what a token costs server and client.
  *
- *   stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US [GATHER_US]   one connection per stream, events counted one by one;
- *                                                              sleeps GATHER_US before each look, so that it is not woken
- *                                                              up by each event
- *   stream-bench zmq ENDPOINT  PID STREAMS TOKENS STEP_US      all streams over one connection
+ *   stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US [ROUNDS]   one connection per stream, events counted one by one
+ *   stream-bench zmq ENDPOINT  PID STREAMS TOKENS STEP_US [ROUNDS]   all streams over one connection
  *
- * The server runs the null device at STEP_US a step (0: as fast as it can). All streams take part in every step, so an
- * event's lateness is its time less that of the first event of its step, whichever stream has it. Over HTTP it is told
+ * The server runs the null device at STEP_US a step (0: as fast as it can). All streams take part in every step, so a
+ * token's lateness is its time less that of the first token of its step, whichever stream has it. Over HTTP it is told
  * twice: as sent (when the server's send() put it into the loopback: the kernel's time stamp of the packet) and as read (when
  * this program has it in hand), so that it can be seen who was late; whether the steps
- * themselves come at their pace is told by tokens/s. Each
- * stream must bring every token (counted by return_token_ids), the finish and the end; anything else ends the program. An
+ * themselves come at their pace is told by tokens/s.
+ *
+ * What the machine can do is measured in the same run: before each round of inferd's, a bare writer (bare_writer.h: a child
+ * that does nothing but send() as many bytes into as many connections at the same pace) is read by the same reader. What
+ * is late there is the kernel's and the reader's; inferd's figures are told beside it, medians of the rounds.
+ *
+ * Each stream must bring every token (counted by return_token_ids), the finish and the end; anything else ends the program. An
  * event of several tokens means that the server came late to them (docs/api.md 11.7): their number is printed. PID's CPU time is that of all its threads, the kernel's work for
  * its sends included. */
 #include <errno.h>
 #include <inferd.pb-c.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +28,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
+#include "bare_writer.h"
 #include "bench_util.h"
 
 struct stream {
@@ -41,6 +46,14 @@ static uint32_t stream_count, token_count, open_count;
 static int64_t step_ns;
 static struct stream *streams;
 static int64_t first_ns;
+
+static void forget_streams(void)
+{
+    for (uint32_t i = 0; i < stream_count; i++)
+        streams[i] = (struct stream){.arrivals = streams[i].arrivals, .sent = streams[i].sent};
+    open_count = stream_count;
+    first_ns = 0;
+}
 
 static int64_t sent_ns; /* of the bytes at hand; 0: not known */
 
@@ -157,7 +170,7 @@ static void read_stream(struct stream *s, struct line_buffer *line)
     }
 }
 
-static void run_sse(const char *host, uint16_t port, unsigned gather_us)
+static void run_sse(const char *host, uint16_t port)
 {
     struct line_buffer *lines = calloc(stream_count, sizeof *lines);
     struct epoll_event events[256];
@@ -182,7 +195,6 @@ static void run_sse(const char *host, uint16_t port, unsigned gather_us)
     for (uint32_t i = 0; i < stream_count; i++)
         if (write(streams[i].fd, text, len) != (ssize_t)len) die("cannot send a request");
     while (open_count) {
-        if (gather_us) usleep(gather_us);
         int count = epoll_wait(epoll_fd, events, 256, 10000);
 
         if (count == 0) die("nothing came for 10 s");
@@ -191,6 +203,7 @@ static void run_sse(const char *host, uint16_t port, unsigned gather_us)
     }
     for (uint32_t i = 0; i < stream_count; i++)
         close(streams[i].fd);
+    close(epoll_fd);
     free(lines);
 }
 
@@ -269,71 +282,121 @@ static void run_zmq(const char *endpoint)
 
 /* --- figures --- */
 
-/* An event: its tokens came together. Those of one step lie together in time, each stream once among them. */
-struct happening {
-    int64_t sent, read;
-    uint32_t stream;
-};
-
-static int by_time(const void *a, const void *b)
+static int64_t time_of(const struct stream *s, uint32_t token, bool sent)
 {
-    const struct happening *x = a, *y = b;
-
-    return (x->sent > y->sent) - (x->sent < y->sent);
+    return sent && s->sent[token] ? s->sent[token] : s->arrivals[token];
 }
 
-static size_t list_events(struct happening *out)
+/* How far a stream is behind the first one, in steps: all are in every step from then on, so their same tokens are so far apart, give
+ * or take what a token is late; the median of that is not moved by those that are. */
+static double behind_first(const struct stream *s, double *apart)
 {
-    size_t count = 0;
+    for (uint32_t k = 0; k < token_count; k++)
+        apart[k] = (double)(time_of(s, k, true) - time_of(&streams[0], k, true));
+    sort_values(apart, token_count);
+    return quantile(apart, token_count, .5) / (double)step_ns;
+}
+
+/* The streams of a step come one after the other, then there is a pause: where in a step the pause ends. */
+static double end_of_pause(const double *behind)
+{
+    double *place = calloc(stream_count + 1, sizeof *place), widest = 0, end = 0;
+
+    for (uint32_t i = 0; i < stream_count; i++)
+        place[i] = behind[i] - floor(behind[i]);
+    sort_values(place, stream_count);
+    place[stream_count] = place[0] + 1;
+    for (uint32_t i = 0; i < stream_count; i++)
+        if (place[i + 1] - place[i] > widest) {
+            widest = place[i + 1] - place[i];
+            end = place[i + 1];
+        }
+    free(place);
+    return end;
+}
+
+static int64_t *find_first(const int32_t *behind, int32_t least, uint32_t steps)
+{
+    int64_t *first = calloc(steps, sizeof *first);
 
     for (uint32_t i = 0; i < stream_count; i++)
         for (uint32_t k = 0; k < token_count; k++) {
-            const struct stream *s = &streams[i];
+            uint32_t step = k + (uint32_t)(behind[i] - least);
+            int64_t at = time_of(&streams[i], k, true);
 
-            if (k && s->arrivals[k] == s->arrivals[k - 1]) continue;
-            out[count++] =
-                (struct happening){s->sent[k] ? s->sent[k] : s->arrivals[k], s->arrivals[k], i};
+            if (!first[step] || at < first[step]) first[step] = at;
         }
-    qsort(out, count, sizeof *out, by_time);
-    return count;
+    return first;
 }
 
-/* Fills late (ms) of every event: its time as sent or as read, less that of the first of its step. A step begins where a
- * stream comes again. */
+/* Fills late (ms) of every token from the step on in which all streams take part: its time as sent or as read, less that of the
+ * first of its step as sent. */
 static size_t find_late(bool sent, double *late)
 {
-    struct happening *events = calloc((size_t)stream_count * token_count, sizeof *events);
-    size_t *step_of = calloc(stream_count, sizeof *step_of), step = 1, count = list_events(events);
-    int64_t first = count ? events[0].sent : 0;
+    int32_t *behind = calloc(stream_count, sizeof *behind), least = INT32_MAX, most = INT32_MIN;
+    double *apart = calloc(token_count, sizeof *apart),
+           *steps = calloc(stream_count, sizeof *steps);
+    size_t count = 0;
 
-    for (size_t i = 0; i < count; i++) {
-        if (step_of[events[i].stream] == step) {
-            step++;
-            first = events[i].sent;
-        }
-        step_of[events[i].stream] = step;
-        late[i] = (double)((sent ? events[i].sent : events[i].read) - first) * 1e-6;
+    for (uint32_t i = 0; i < stream_count; i++)
+        steps[i] = behind_first(&streams[i], apart);
+    double begin = end_of_pause(steps) - 1e-6;
+
+    for (uint32_t i = 0; i < stream_count; i++) {
+        behind[i] = (int32_t)floor(steps[i] - begin);
+        if (behind[i] < least) least = behind[i];
+        if (behind[i] > most) most = behind[i];
     }
+    int64_t *first = find_first(behind, least, token_count + (uint32_t)(most - least));
+
+    for (uint32_t i = 0; i < stream_count; i++)
+        for (uint32_t k = (uint32_t)(most - behind[i]); k < token_count; k++)
+            late[count++] =
+                (double)(time_of(&streams[i], k, sent) - first[k + (uint32_t)(behind[i] - least)]) *
+                1e-6;
+    if (!count) die("no step has all streams: more tokens are needed");
     sort_values(late, count);
-    free(step_of);
-    free(events);
+    free(first);
+    free(steps);
+    free(apart);
+    free(behind);
     return count;
 }
 
-static void print_late(const char *what, bool sent)
+enum figure {
+    TOKENS_PER_S,
+    SENT_P50,
+    SENT_P99,
+    SENT_MAX,
+    SENT_OVER,
+    READ_P50,
+    READ_P99,
+    READ_MAX,
+    READ_OVER,
+    EVENTS,
+    SERVER_US,
+    CLIENT_US,
+    FIGURES
+};
+static const char *const figure_names[FIGURES] = {"tokens/s", "sent P50", "P99 ms",    "max ms",
+                                                  ">step %",  "read P50", "P99 ms",    "max ms",
+                                                  ">step %",  "events %", "server us", "client us"};
+
+static void note_late(bool sent, double out[4])
 {
     double *late = calloc((size_t)stream_count * token_count, sizeof *late);
     size_t count = find_late(sent, late), over = 0;
 
     for (size_t i = count; i > 0 && late[i - 1] > (double)step_ns * 1e-6; i--)
         over++;
-    printf("; late ms as %s P50 %.2f P99 %.2f P99.9 %.2f max %.2f, by over a step %.3f %%", what,
-           quantile(late, count, .5), quantile(late, count, .99), quantile(late, count, .999),
-           late[count - 1], 100. * (double)over / (double)count);
+    out[0] = quantile(late, count, .5);
+    out[1] = quantile(late, count, .99);
+    out[2] = late[count - 1];
+    out[3] = 100. * (double)over / (double)count;
     free(late);
 }
 
-static void report(const char *what, int64_t server_ns, int64_t client_ns)
+static void take_figures(double out[FIGURES], int64_t server_ns, int64_t client_ns)
 {
     size_t count = (size_t)stream_count * token_count, events = 0;
     int64_t last_ns = 0;
@@ -346,42 +409,107 @@ static void report(const char *what, int64_t server_ns, int64_t client_ns)
         events += s->events;
         if (s->arrivals[token_count - 1] > last_ns) last_ns = s->arrivals[token_count - 1];
     }
-    double seconds = (double)(last_ns - first_ns) * 1e-9;
+    memset(out, 0, FIGURES * sizeof *out);
+    out[TOKENS_PER_S] = (double)count / ((double)(last_ns - first_ns) * 1e-9);
+    if (step_ns && streams[0].sent[0]) note_late(true, &out[SENT_P50]);
+    if (step_ns) note_late(false, &out[READ_P50]);
+    out[EVENTS] = 100. * (double)events / (double)count;
+    out[SERVER_US] = (double)server_ns * 1e-3 / (double)count;
+    out[CLIENT_US] = (double)client_ns * 1e-3 / (double)count;
+}
 
-    printf("%s: %u streams, %zu tokens in %.2f s: %.0f tokens/s", what, stream_count, count,
-           seconds, (double)count / seconds);
-    if (step_ns) printf(" (pace: %.0f)", stream_count * 1e9 / (double)step_ns);
-    if (step_ns && streams[0].sent[0]) print_late("sent", true);
-    if (step_ns) print_late("read", false);
-    printf("; %zu events (%.2f %%); CPU us per token: server %.2f, client %.2f\n", events,
-           100. * (double)events / (double)count, (double)server_ns * 1e-3 / (double)count,
-           (double)client_ns * 1e-3 / (double)count);
+static void print_row(const char *name, const double row[FIGURES])
+{
+    printf("%-14s %9.0f ", name, row[TOKENS_PER_S]);
+    for (int i = SENT_P50; i < FIGURES; i++)
+        printf(i == SENT_OVER || i == READ_OVER ? " %8.3f |" : " %8.2f", row[i]);
+    printf("\n");
+    fflush(stdout);
+}
+
+/* --- rounds --- */
+
+enum { ROUNDS_MAX = 32 };
+struct source {
+    const char *name, *host; /* host: NULL: ZeroMQ, at `endpoint` */
+    uint16_t port;
+    const char *endpoint;
+    int pid;
+    double rounds[ROUNDS_MAX][FIGURES];
+};
+
+static void run_round(struct source *s, unsigned round)
+{
+    forget_streams();
+    int64_t server_ns = cpu_of(s->pid), client_ns = cpu_of(getpid());
+
+    if (s->host)
+        run_sse(s->host, s->port);
+    else
+        run_zmq(s->endpoint);
+    take_figures(s->rounds[round], cpu_of(s->pid) - server_ns, cpu_of(getpid()) - client_ns);
+    print_row(s->name, s->rounds[round]);
+}
+
+static void run_bare(struct source *s, unsigned round)
+{
+    s->pid = bare_writer_start(stream_count, token_count, step_ns, &s->port);
+    run_round(s, round);
+    bare_writer_end(s->pid);
+}
+
+static void print_median(const struct source *s, unsigned rounds)
+{
+    double row[FIGURES], values[ROUNDS_MAX];
+    char name[32];
+
+    for (int i = 0; i < FIGURES; i++) {
+        for (unsigned r = 0; r < rounds; r++)
+            values[r] = s->rounds[r][i];
+        sort_values(values, rounds);
+        row[i] = quantile(values, rounds, .5);
+    }
+    snprintf(name, sizeof name, "%s, median", s->name);
+    print_row(name, row);
 }
 
 int main(int argc, char **argv)
 {
-    bool sse = (argc == 8 || argc == 9) && strcmp(argv[1], "sse") == 0;
+    static struct source bare = {.name = "bare", .host = "127.0.0.1"}, inferd = {.name = "inferd"};
+    bool sse = argc > 1 && strcmp(argv[1], "sse") == 0;
 
-    if (!sse && !(argc == 7 && strcmp(argv[1], "zmq") == 0))
-        die("usage: stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US [GATHER_US]\n"
-            "       stream-bench zmq ENDPOINT PID STREAMS TOKENS STEP_US");
+    if (argc < (sse ? 8 : 7) || argc > (sse ? 9 : 8) || (!sse && strcmp(argv[1], "zmq") != 0))
+        die("usage: stream-bench sse HOST PORT PID STREAMS TOKENS STEP_US [ROUNDS]\n"
+            "       stream-bench zmq ENDPOINT PID STREAMS TOKENS STEP_US [ROUNDS]");
     char **rest = argv + (sse ? 4 : 3);
-    int pid = atoi(rest[0]);
+    unsigned rounds = rest[4] ? (unsigned)atoi(rest[4]) : 1;
 
-    stream_count = open_count = (uint32_t)atoi(rest[1]);
+    inferd.host = sse ? argv[2] : NULL;
+    inferd.port = sse ? (uint16_t)atoi(argv[3]) : 0;
+    inferd.endpoint = argv[2];
+    inferd.pid = atoi(rest[0]);
+    stream_count = (uint32_t)atoi(rest[1]);
     token_count = (uint32_t)atoi(rest[2]);
     step_ns = atoll(rest[3]) * 1000;
     if (stream_count < 1 || stream_count > 4096 || token_count < 1) die("1 to 4096 streams");
+    if (rounds < 1 || rounds > ROUNDS_MAX) die("1 to %d rounds", ROUNDS_MAX);
     streams = calloc(stream_count, sizeof *streams);
     for (uint32_t i = 0; i < stream_count; i++)
         streams[i].arrivals = calloc(token_count, sizeof *streams[i].arrivals),
         streams[i].sent = calloc(token_count, sizeof *streams[i].sent);
-    int64_t server_ns = cpu_of(pid), client_ns = cpu_of(getpid());
+    printf("%u streams of %u tokens over %s", stream_count, token_count, argv[1]);
+    if (step_ns) printf(", pace %.0f tokens/s", stream_count * 1e9 / (double)step_ns);
+    printf("; CPU per token\n%-14s %9s ", "", figure_names[0]);
+    for (int i = SENT_P50; i < FIGURES; i++)
+        printf(i == SENT_OVER || i == READ_OVER ? " %8s |" : " %8s", figure_names[i]);
+    printf("\n");
+    bool has_peer = sse && step_ns;
 
-    if (sse)
-        run_sse(argv[2], (uint16_t)atoi(argv[3]), argc == 9 ? (unsigned)atoi(argv[8]) : 0);
-    else
-        run_zmq(argv[2]);
-    report(argv[1], cpu_of(pid) - server_ns, cpu_of(getpid()) - client_ns);
+    for (unsigned r = 0; r < rounds; r++) {
+        if (has_peer) run_bare(&bare, r);
+        run_round(&inferd, r);
+    }
+    if (rounds > 1 && has_peer) print_median(&bare, rounds);
+    if (rounds > 1) print_median(&inferd, rounds);
     return 0;
 }

@@ -124,7 +124,7 @@ static bool check_text_size(struct draft *d)
     return false;
 }
 
-/* Keeps the last truncate_prompt_tokens of each prompt. */
+/* Keeps the last truncate_prompt_tokens of each prompt; of a text that was cut an echo shows what was kept, as of ids. */
 static void truncate_prompts(struct draft *d)
 {
     int64_t keep = d->params.truncate_prompt_tokens;
@@ -136,6 +136,7 @@ static void truncate_prompts(struct draft *d)
         memmove(list->ids, list->ids + (list->count - (size_t)keep),
                 (size_t)keep * sizeof *list->ids);
         list->count = (size_t)keep;
+        if (d->prompts.texts) d->prompts.texts[p] = NULL;
     }
 }
 

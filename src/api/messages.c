@@ -18,7 +18,7 @@ static enum role role_of(const json_t *role)
                  {"tool", ROLE_TOOL}};
 
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
-        if (strcmp(json_string_value(role), roles[i].name) == 0) return roles[i].role;
+        if (params_is_word(role, roles[i].name)) return roles[i].role;
     return ROLE_UNKNOWN;
 }
 
@@ -57,10 +57,10 @@ static bool check_part(json_t *part, enum role role, const char *path, struct ap
 
     if (!json_is_object(part)) return refuse_element(fault, path, part);
     if (!check_string(part, "type", path, fault)) return false;
-    const char *type = json_string_value(json_object_get(part, "type"));
+    const json_t *type = json_object_get(part, "type");
 
-    if (strcmp(type, "text") == 0) return check_string(part, "text", path, fault);
-    if (strcmp(type, "refusal") == 0 && role == ROLE_ASSISTANT) {
+    if (params_is_word(type, "text")) return check_string(part, "text", path, fault);
+    if (params_is_word(type, "refusal") && role == ROLE_ASSISTANT) {
         if (!check_string(part, "refusal", path, fault)) return false;
         /* templates know text parts only */
         json_object_set(part, "text", json_object_get(part, "refusal"));
@@ -71,7 +71,7 @@ static bool check_part(json_t *part, enum role role, const char *path, struct ap
     params_path(param, "%s.type", path);
     return api_refuse(fault, 400, "invalid_value", param,
                       "A content part of type '%.40s' is not accepted here: this model reads text.",
-                      type);
+                      json_string_value(type));
 }
 
 static bool check_content(json_t *message, enum role role, const char *path,
@@ -104,7 +104,7 @@ static bool check_tool_call(const json_t *call, const char *path, struct api_fau
     if (!check_string(call, "id", path, fault) || !check_string(call, "type", path, fault))
         return false;
     params_path(param, "%s.type", path);
-    if (strcmp(json_string_value(json_object_get(call, "type")), "function") != 0)
+    if (!params_is_word(json_object_get(call, "type"), "function"))
         return api_refuse(fault, 400, "invalid_value", param, "%s must be \"function\".", param);
     params_path(function, "%s.function", path);
     const json_t *value = json_object_get(call, "function");

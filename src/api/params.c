@@ -4,6 +4,12 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+
+enum { NUMBER_TEXT = 32 };
+/* Of repetition_penalty: a logit divided by the one or multiplied by the other, and then divided by the least temperature,
+ * is still a float; beyond them a request could make the numbers infinite and so its own fault look like the model's. */
+static const double REPETITION_MIN = 1e-10, REPETITION_MAX = 1e10;
 
 const char *params_path(char out[PARAM_PATH], const char *format, ...)
 {
@@ -34,6 +40,11 @@ const json_t *params_field(const json_t *body, const char *name)
     const json_t *value = json_object_get(body, name);
 
     return json_is_null(value) ? NULL : value;
+}
+
+bool params_is_word(const json_t *value, const char *word)
+{
+    return slice_eq(slice_of(json_string_value(value), json_string_length(value)), slice_str(word));
 }
 
 static bool wrong_type(struct api_fault *fault, const char *param, const char *wanted,
@@ -89,18 +100,29 @@ bool params_int(const json_t *body, const char *name, int64_t low, int64_t high,
     return true;
 }
 
+/* The fewest digits that are this number, so that none beyond a bound reads as the bound. */
+static const char *number_text(char out[NUMBER_TEXT], double value)
+{
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(out, NUMBER_TEXT, "%.*g", digits, value);
+        if (strtod(out, NULL) == value) break;
+    }
+    return out;
+}
+
 bool params_number(const json_t *body, const char *name, double low, double high, double *out,
                    struct api_fault *fault)
 {
     const json_t *value = params_field(body, name);
+    char text[NUMBER_TEXT];
 
     if (!value) return true;
     if (!json_is_number(value)) return wrong_type(fault, name, "a number", value);
     double got = json_number_value(value);
 
     if (!(got >= low && got <= high))
-        return api_refuse(fault, 400, "invalid_value", name, "%s must be from %g to %g, not %g.",
-                          name, low, high, got);
+        return api_refuse(fault, 400, "invalid_value", name, "%s must be from %g to %g, not %s.",
+                          name, low, high, number_text(text, got));
     *out = got;
     return true;
 }
@@ -213,14 +235,12 @@ static bool read_response_format(const json_t *body, struct api_fault *fault)
     if (!json_is_string(type))
         return api_refuse(fault, 400, "invalid_value", "response_format",
                           "response_format must have a type, a string.");
-    const char *name = json_string_value(type);
-
-    if (strcmp(name, "text") == 0) return true;
-    if (strcmp(name, "json_object") == 0 || strcmp(name, "json_schema") == 0)
+    if (params_is_word(type, "text")) return true;
+    if (params_is_word(type, "json_object") || params_is_word(type, "json_schema"))
         return api_refuse(fault, 400, "unsupported_parameter", "response_format",
                           "response_format of type %s is not supported by this server; "
                           "only text is.",
-                          name);
+                          json_string_value(type));
     return api_refuse(fault, 400, "invalid_value", "response_format",
                       "response_format.type must be text, json_object or json_schema.");
 }
@@ -232,12 +252,12 @@ static bool read_modalities(const json_t *body, struct api_fault *fault)
 
     if (!list) return true;
     if (!json_is_array(list)) return wrong_type(fault, "modalities", "an array", list);
-    json_array_foreach(
-        list, i,
-        item) if (!json_is_string(item) ||
-                  strcmp(json_string_value(item), "text") !=
-                      0) return api_refuse(fault, 400, "invalid_value", "modalities",
-                                           "modalities may hold only \"text\" on this model.");
+    json_array_foreach(list, i, item)
+    {
+        if (!params_is_word(item, "text"))
+            return api_refuse(fault, 400, "invalid_value", "modalities",
+                              "modalities may hold only \"text\" on this model.");
+    }
     return true;
 }
 
@@ -318,6 +338,7 @@ static bool read_logit_bias(const struct api_model *model, const json_t *body, s
 {
     const json_t *map = params_field(body, "logit_bias"), *value;
     const char *key;
+    char text[NUMBER_TEXT];
 
     if (!map) return true;
     if (!json_is_object(map)) return wrong_type(fault, "logit_bias", "an object", map);
@@ -340,7 +361,8 @@ static bool read_logit_bias(const struct api_model *model, const json_t *body, s
 
         if (!(bias >= -100 && bias <= 100))
             return api_refuse(fault, 400, "invalid_value", "logit_bias",
-                              "The values in logit_bias must be from -100 to 100, not %g.", bias);
+                              "The values in logit_bias must be from -100 to 100, not %s.",
+                              number_text(text, bias));
     }
     out->logit_bias = map;
     return true;
@@ -418,22 +440,6 @@ static bool read_logprobs(const json_t *body, enum api_route route, struct param
     return true;
 }
 
-static bool read_repetition_penalty(const json_t *body, struct params *out, struct api_fault *fault)
-{
-    const json_t *value = params_field(body, "repetition_penalty");
-
-    if (!value) return true;
-    if (!json_is_number(value)) return wrong_type(fault, "repetition_penalty", "a number", value);
-    float penalty = (float)json_number_value(value);
-
-    /* the device divides by the float: it must be a finite positive one */
-    if (!(penalty > 0 && isfinite(penalty)))
-        return api_refuse(fault, 400, "invalid_value", "repetition_penalty",
-                          "repetition_penalty must be more than 0 and finite.");
-    out->repetition_penalty = penalty;
-    return true;
-}
-
 /* What the null device cannot do: it makes up tokens and has no logits. */
 static bool refuse_without_logits(const struct api_model *model, const struct params *p,
                                   struct api_fault *fault)
@@ -484,7 +490,9 @@ bool params_read(const struct api_model *model, enum api_route route, const json
            params_number(body, "min_p", 0, 1, &out->min_p, fault) &&
            params_number(body, "presence_penalty", -2, 2, &out->presence_penalty, fault) &&
            params_number(body, "frequency_penalty", -2, 2, &out->frequency_penalty, fault) &&
-           read_repetition_penalty(body, out, fault) && read_logit_bias(model, body, out, fault) &&
+           params_number(body, "repetition_penalty", REPETITION_MIN, REPETITION_MAX,
+                         &out->repetition_penalty, fault) &&
+           read_logit_bias(model, body, out, fault) &&
            params_int(body, "seed", INT64_MIN, INT64_MAX, &out->seed, fault) &&
            read_stop(body, out, fault) && read_stop_token_ids(model, body, out, fault) &&
            params_bool(body, "include_stop_str_in_output", &out->include_stop, fault) &&

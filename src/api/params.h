@@ -60,5 +60,7 @@ bool params_text_fits(const struct api_model *model, uint64_t bytes, const char 
                       struct api_fault *fault);
 /* The `model` field: absent, or one of the served names. 404 otherwise. */
 bool params_model(const struct api_model *model, const json_t *body, struct api_fault *fault);
+/* Whether `value` is the string `word`, all of it: a text with U+0000 behind the word is another. */
+bool params_is_word(const json_t *value, const char *word);
 /* "an object", "a string" ...: for messages. */
 const char *params_type_name(const json_t *value);

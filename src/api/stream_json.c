@@ -311,6 +311,15 @@ static void put_prompt_ids(const struct api_stream *s, uint32_t c, struct buf *o
     json_out_ids(out, prompt->ids, prompt->count);
 }
 
+/* ,"prompt_token_ids":[..] in a completion's first event of a choice, unless its echo has had them */
+static void put_prompt_ids_once(struct api_stream *s, uint32_t c, struct buf *out)
+{
+    if (!s->return_ids || is_chat(s) || s->echo || s->choices[c].prompt_ids_sent) return;
+    put(out, ",");
+    put_prompt_ids(s, c, out);
+    s->choices[c].prompt_ids_sent = true;
+}
+
 /* ,"token_ids":[..] of what was sampled since the last time */
 static void put_token_ids(struct api_stream *s, struct choice *choice, struct buf *out)
 {
@@ -372,11 +381,7 @@ static void put_delta(struct api_stream *s, uint32_t c, struct buf *out)
     put_logprobs(s, choice, out);
     put(out, ",\"finish_reason\":null");
     put_token_ids(s, choice, out);
-    if (s->return_ids && !is_chat(s) && !s->echo && !choice->prompt_ids_sent) {
-        put(out, ",");
-        put_prompt_ids(s, c, out);
-        choice->prompt_ids_sent = true;
-    }
+    put_prompt_ids_once(s, c, out);
     put(out, "}]}\n\n");
 }
 
@@ -402,11 +407,7 @@ static void put_finish(struct api_stream *s, uint32_t c, struct buf *out)
     put(out, is_chat(s) ? ",\"delta\":{},\"logprobs\":null," : ",\"text\":\"\",\"logprobs\":null,");
     put_reason(s, choice, out);
     put_token_ids(s, choice, out);
-    if (s->return_ids && !is_chat(s) && !s->echo && !choice->prompt_ids_sent) {
-        put(out, ",");
-        put_prompt_ids(s, c, out);
-        choice->prompt_ids_sent = true;
-    }
+    put_prompt_ids_once(s, c, out);
     put(out, "}]}\n\n");
 }
 

@@ -22,6 +22,16 @@ void log_set_level(enum log_level level)
     min_level = level;
 }
 
+int log_set_level_named(const char *name)
+{
+    for (int i = 0; i < (int)(sizeof level_names / sizeof *level_names); i++)
+        if (strcmp(level_names[i], name) == 0) {
+            log_set_level((enum log_level)i);
+            return 1;
+        }
+    return 0;
+}
+
 int log_enabled(enum log_level level)
 {
     return (int)level >= min_level;

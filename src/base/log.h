@@ -23,6 +23,8 @@ enum {
 }; /* bytes of a line; what does not fit is left out, whole keys of it in JSON */
 
 void log_set_level(enum log_level level);
+/* The same by name ("debug", "info", "warn", "error"); 0: there is no such level. */
+int log_set_level_named(const char *name);
 /* Whether a line of this level would be written: for lines that cost something to make. */
 int log_enabled(enum log_level level);
 void log_set_format(enum log_format format);

@@ -20,5 +20,25 @@ static inline bool utf8_valid(struct slice text)
     return utf8_valid_len(text) == text.len;
 }
 
+/* The code point at p, of well-formed UTF-8. *len: its bytes. */
+static inline uint32_t utf8_read(const uint8_t *p, unsigned *len)
+{
+    if (p[0] < 0x80) {
+        *len = 1;
+        return p[0];
+    }
+    if (p[0] < 0xe0) {
+        *len = 2;
+        return (uint32_t)(p[0] & 0x1f) << 6 | (p[1] & 0x3f);
+    }
+    if (p[0] < 0xf0) {
+        *len = 3;
+        return (uint32_t)(p[0] & 0x0f) << 12 | (uint32_t)(p[1] & 0x3f) << 6 | (p[2] & 0x3f);
+    }
+    *len = 4;
+    return (uint32_t)(p[0] & 0x07) << 18 | (uint32_t)(p[1] & 0x3f) << 12 |
+           (uint32_t)(p[2] & 0x3f) << 6 | (p[3] & 0x3f);
+}
+
 /* Writes the 1..4 bytes of a scalar value (not a surrogate, at most U+10FFFF); returns how many. */
 unsigned utf8_encode(uint32_t scalar, char out[4]);

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "bench/bench_args.h"
+#include "bench/json_page.h"
 #include "bench/load_prompts.h"
 #include "bench/load_report.h"
 
@@ -147,6 +148,7 @@ static enum status settle(struct serve *s, struct error *err)
         st = error_set(err, STATUS_INVALID,
                        "--metric-percentiles is %s; it must be up to %d numbers of 0 to 100",
                        s->percentile_text, PERCENTILES_MAX);
+    if (!st && s->result_path) st = json_page_check(s->result_path, err);
     return st;
 }
 
@@ -254,12 +256,9 @@ static enum status save(const struct serve *s, const struct load_report *report,
 {
     json_t *page = report_json(report, s->percentiles, s->percentile_count,
                                s->detailed ? results : NULL, count);
-    bool out = strcmp(s->result_path, "-") == 0;
-    FILE *to = out ? stdout : fopen(s->result_path, "we");
     time_t now = time(NULL);
     char date[32];
     struct tm tm;
-    enum status st = STATUS_OK;
 
     strftime(date, sizeof date, "%Y%m%d-%H%M%S", gmtime_r(&now, &tm));
     if (page) {
@@ -276,10 +275,8 @@ static enum status save(const struct serve *s, const struct load_report *report,
         json_object_set_new(page, "cold_e2el_ms",
                             s->cold.ok ? json_real(s->cold.e2e_s * 1e3) : json_null());
     }
-    if (!page || !to || json_dumpf(page, to, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) ||
-        fputc('\n', to) < 0)
-        st = error_set(err, STATUS_IO, "%s could not be written", s->result_path);
-    if (to && !out) fclose(to);
+    enum status st = json_page_write(page, s->result_path, 2, 9, err);
+
     json_decref(page);
     return st;
 }
@@ -376,7 +373,7 @@ int bench_record_main(int argc, char **argv)
     if (!st) st = trace_write(&trace, out, &err);
     if (st) fprintf(stderr, "inferd: bench record: %s\n", err.message);
     if (log && log != stdin) fclose(log);
-    if (out && out != stdout) fclose(out);
+    if (out && out != stdout && fclose(out) && !st) st = STATUS_IO; /* flushed and told of before */
     trace_fini(&trace);
     return st != STATUS_OK;
 }

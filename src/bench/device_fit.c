@@ -8,6 +8,7 @@
 #include "bench/bench_args.h"
 #include "bench/device_model.h"
 #include "bench/fit_solve.h"
+#include "bench/json_page.h"
 #include "bench/samples.h"
 #include "bench/step_log.h"
 #include "device/device_memory.h"
@@ -220,13 +221,8 @@ static enum status fit_shapes(const struct fit *f, struct device_model *m, struc
 static enum status write_model(const struct fit *f, const struct device_model *m, struct error *err)
 {
     json_t *page = device_model_json(m);
-    FILE *to = strcmp(f->out_path, "-") ? fopen(f->out_path, "we") : stdout;
-    enum status st = STATUS_OK;
+    enum status st = json_page_write(page, f->out_path, 1, 8, err);
 
-    if (!page || !to || json_dumpf(page, to, JSON_INDENT(1) | JSON_REAL_PRECISION(8)) ||
-        fputc('\n', to) < 0)
-        st = error_set(err, STATUS_IO, "%s could not be written", f->out_path);
-    if (to && to != stdout) fclose(to);
     json_decref(page);
     return st;
 }

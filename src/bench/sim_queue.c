@@ -14,17 +14,19 @@ static void predict(const struct sim_queue *q, const struct forecast *f, struct 
     uint32_t account = account_of(entry->key);
     struct forecast_queue queue = {
         .own_seqs = q->accounts[account].seqs,
-        .own_tokens = q->accounts[account].tokens,
+        .own_tokens = q->accounts[account].work,
+        .prompt_tokens = q->tokens,
         .sharers = q->sharers + (q->accounts[account].seqs == 0),
         .starts_per_s = q->starts_per_s,
     };
 
     for (int c = 0; c < SEQ_CLASSES; c++) {
         queue.seqs[c] = q->class_seqs[c];
-        queue.tokens[c] = q->class_tokens[c];
+        queue.tokens[c] = q->class_work[c];
     }
     entry->kind = forecast_kind(&queue, entry->class);
-    entry->predicted_ns = forecast_queued(f, &queue, entry->class, entry->prompt_tokens);
+    entry->work = forecast_work(f, &queue, &entry->prompt);
+    entry->predicted_ns = forecast_queued(f, &queue, entry->class, &entry->prompt);
 }
 
 static bool is_late(const struct sim_queue *q, const struct forecast *f,
@@ -41,10 +43,11 @@ static void enter(struct sim_queue *q, const struct sim_entry *entry)
     uint32_t account = account_of(entry->key);
 
     q->seqs++;
-    q->tokens += entry->prompt_tokens;
+    q->tokens += entry->prompt.tokens;
     q->class_seqs[entry->class]++;
-    q->class_tokens[entry->class] += entry->prompt_tokens;
-    q->accounts[account].tokens += entry->prompt_tokens;
+    q->class_work[entry->class] += entry->work;
+    q->accounts[account].tokens += entry->prompt.tokens;
+    q->accounts[account].work += entry->work;
     if (q->accounts[account].seqs++ == 0) q->sharers++;
 }
 
@@ -53,10 +56,11 @@ static void leave(struct sim_queue *q, const struct sim_entry *entry)
     uint32_t account = account_of(entry->key);
 
     q->seqs--;
-    q->tokens -= entry->prompt_tokens;
+    q->tokens -= entry->prompt.tokens;
     q->class_seqs[entry->class]--;
-    q->class_tokens[entry->class] -= entry->prompt_tokens;
-    q->accounts[account].tokens -= entry->prompt_tokens;
+    q->class_work[entry->class] -= entry->work;
+    q->accounts[account].tokens -= entry->prompt.tokens;
+    q->accounts[account].work -= entry->work;
     if (--q->accounts[account].seqs == 0) q->sharers--;
 }
 

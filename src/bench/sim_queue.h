@@ -18,10 +18,10 @@ struct sim_queue {
     uint32_t seqs;         /* submitted and not started */
     uint64_t tokens;       /* of their prompts */
     uint32_t class_seqs[SEQ_CLASSES];
-    uint64_t class_tokens[SEQ_CLASSES];
+    uint64_t class_work[SEQ_CLASSES]; /* tokens to be computed */
     struct {
         uint32_t seqs;
-        uint64_t tokens;
+        uint64_t tokens, work;
     } accounts[SIM_QUEUE_ACCOUNTS];
     uint32_t sharers; /* accounts that have something there */
     uint32_t starts;  /* since rate_since_ns */
@@ -31,10 +31,12 @@ struct sim_queue {
 };
 
 struct sim_entry { /* of the queue: what it knows of a sequence */
-    uint32_t key, prompt_tokens;
+    uint32_t key;
     enum seq_class class;
-    uint32_t kind;        /* forecast.h; set by sim_queue_take */
-    int64_t predicted_ns; /* set by sim_queue_take; -1: not known */
+    struct forecast_prompt prompt;
+    uint64_t work; /* forecast.h; this and what follows: set by sim_queue_take */
+    uint32_t kind;
+    int64_t predicted_ns; /* -1: not known */
 };
 
 enum sim_verdict sim_queue_take(struct sim_queue *queue, const struct forecast *forecast,

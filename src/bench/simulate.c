@@ -163,7 +163,7 @@ static struct sim_seq *make_seq(const struct trace_item *item, uint32_t index, i
     *q = (struct sim_seq){.arrived_ns = now_ns,
                           .index = index,
                           .entry = {.key = item->key,
-                                    .prompt_tokens = item->prompt_tokens,
+                                    .prompt.tokens = item->prompt_tokens,
                                     .class = sequence_class_of(item->max_tokens)}};
     q->seq = (struct sequence){.prompt = prompt,
                                .prompt_count = item->prompt_tokens,
@@ -186,6 +186,7 @@ static void submit(struct sim *s, struct replica *r, struct sim_seq *q, int64_t 
         s->out->too_large++;
         s->out->requests[q->index].fate = SIM_TOO_LARGE;
     } else {
+        q->entry.prompt.cached = sched_guess_cached(r->sched, &q->seq, false);
         switch (sim_queue_take(&r->queue, &forecast, &q->entry)) {
         case SIM_TAKEN: sched_add(r->sched, &q->seq, now_ns); return;
         case SIM_FULL: s->out->refused++; break;
@@ -433,7 +434,7 @@ enum status simulate(const struct sim_options *options, const struct trace *trac
                      struct sim_result *out, struct error *err)
 {
     struct sim s = {.o = options, .out = out};
-    uint64_t began_ns = cpu_ns();
+    uint64_t began_ns = cpu_ns(), run_ns;
     enum status st = STATUS_OK;
 
     *out = (struct sim_result){0};
@@ -446,7 +447,9 @@ enum status simulate(const struct sim_options *options, const struct trace *trac
     for (uint32_t i = 0; !st && i < options->replicas; i++)
         st = make_replica(&s, &s.replicas[i], err);
     if (!st) {
+        run_ns = cpu_ns();
         run(&s, trace);
+        out->cpu_ns = cpu_ns() - run_ns;
         st = s.status ? error_set(err, s.status, "no memory for the simulation") : STATUS_OK;
     }
     if (!st && trace->count)
@@ -454,7 +457,7 @@ enum status simulate(const struct sim_options *options, const struct trace *trac
     for (uint32_t i = 0; s.replicas && i < options->replicas && !s.status; i++)
         free_replica(&s.replicas[i]);
     free(s.replicas);
-    out->cpu_ns = cpu_ns() - began_ns;
+    out->around_ns = cpu_ns() - began_ns - out->cpu_ns;
     return st;
 }
 

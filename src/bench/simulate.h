@@ -53,7 +53,9 @@ struct sim_result {
     double busy; /* share of the time that the devices had a step, mean over replicas */
     double
         waste; /* time mean of (slots of blocks that sequences hold - tokens in them) / slots; shared blocks once */
-    uint64_t cpu_ns; /* that the simulation itself took */
+    uint64_t cpu_ns; /* that the simulated time took */
+    uint64_t
+        around_ns; /* CPU time to make and end the replicas: of their memory, not of the trace */
 };
 
 /* Errors: STATUS_INVALID (options, by sched_create), STATUS_NOMEM. sim_result_fini after either outcome. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "bench/bench_args.h"
+#include "bench/json_page.h"
 #include "bench/simulate.h"
 #include "config/config.h"
 
@@ -193,10 +194,12 @@ static void print_run(const struct simulation *s, const struct sim_result *r)
             printf(" %10.2f", percentile(r, m, percentiles[i]));
         putchar('\n');
     }
-    printf("%llu steps, %llu sequence-steps simulated in %.3f CPU s: %.2f M a second\n\n",
+    printf("%llu steps, %llu sequence-steps simulated in %.4f CPU s: %.2f M a second; around it "
+           "%.4f s\n\n",
            (unsigned long long)r->steps, (unsigned long long)r->sequence_steps,
            (double)r->cpu_ns * 1e-9,
-           (double)r->sequence_steps * 1e3 / (double)(r->cpu_ns ? r->cpu_ns : 1));
+           (double)r->sequence_steps * 1e3 / (double)(r->cpu_ns ? r->cpu_ns : 1),
+           (double)r->around_ns * 1e-9);
 }
 
 static json_t *run_json(const struct simulation *s, const struct sim_result *r)
@@ -227,6 +230,8 @@ static json_t *run_json(const struct simulation *s, const struct sim_result *r)
     json_object_set_new(
         page, "simulated_sequence_steps_per_s",
         json_real((double)r->sequence_steps * 1e9 / (double)(r->cpu_ns ? r->cpu_ns : 1)));
+    json_object_set_new(page, "simulated_in_s", json_real((double)r->cpu_ns * 1e-9));
+    json_object_set_new(page, "made_and_ended_in_s", json_real((double)r->around_ns * 1e-9));
     json_object_set_new(page, "device_busy", json_real(r->busy));
     json_object_set_new(page, "kv_waste", json_real(r->waste));
     for (int m = 0; m < REPORT_METRICS; m++) {
@@ -331,17 +336,11 @@ static json_t *show_frontier(struct point *points, uint32_t count, bool page)
 static enum status write_json(const struct simulation *s, json_t *runs, json_t *fit,
                               struct error *err)
 {
-    bool out = strcmp(s->json_path, "-") == 0;
-    FILE *to = out ? stdout : fopen(s->json_path, "we");
     json_t *page =
         json_pack("{s:s, s:i, s:i, s:O, s:O}", "device", s->o.device.name, "replicas",
                   (int)s->o.replicas, "requests", (int)s->trace.count, "runs", runs, "fit", fit);
-    enum status st = STATUS_OK;
+    enum status st = json_page_write(page, s->json_path, 2, 9, err);
 
-    if (!to || !page || json_dumpf(page, to, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) ||
-        fputc('\n', to) < 0)
-        st = error_set(err, STATUS_IO, "%s could not be written", s->json_path);
-    if (to && !out) fclose(to);
     json_decref(page);
     return st;
 }

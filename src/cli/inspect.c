@@ -52,10 +52,19 @@ static void print_template(const struct chat *chat)
 {
     struct slice source = chat_template_source(chat);
 
+    json_t *messages = json_pack("[{s:s, s:s}]", "role", "user", "content", "Hello");
+    struct chat_request request = {.messages = messages, .add_generation_prompt = true};
+    struct token_list ids = {0};
+    struct error err = {0};
+
     if (!source.ptr)
         printf("chat template: none\n");
     else
         printf("chat template: %zu bytes\n%.*s\n", source.len, (int)source.len, source.ptr);
+    if (source.ptr && messages && chat_encode(chat, &request, &ids, NULL, &err))
+        printf("one message of a user does not pass through it: %s\n", err.message);
+    token_list_fini(&ids);
+    json_decref(messages);
 }
 
 static enum status inspect(const struct config *config, struct error *err)

@@ -9,6 +9,7 @@
 #include "base/file_map.h"
 #include "base/log.h"
 #include "base/place.h"
+#include "base/utf8.h"
 
 enum {
     CALIBRATE_MS = 300
@@ -90,8 +91,8 @@ static void compile_progress(void *ctx, uint64_t done, uint64_t total)
     report(ctx, "packing weights", done, total);
 }
 
-/* A name for the API: the last part of the path without .gguf, or of the id as it was given. */
-static char *default_name(const char *model)
+/* The last part of a path, or of an id, without .gguf. */
+static struct slice last_part(const char *model)
 {
     size_t len = strlen(model);
 
@@ -101,7 +102,43 @@ static char *default_name(const char *model)
     size_t from = len;
     while (from > 0 && model[from - 1] != '/')
         from--;
-    return strndup(model + from, len - from);
+    return slice_of(model + from, len - from);
+}
+
+/* A name is in answers (JSON), in lines of the log and in what the service manager is told (lines too). */
+static bool is_name(struct slice text)
+{
+    for (size_t i = 0; i < text.len; i++)
+        if ((unsigned char)text.ptr[i] < 0x20 || text.ptr[i] == 0x7f) return false;
+    return text.len && utf8_valid(text);
+}
+
+/* A name for the API: the model's last part as it was given, or as the system has it where that is no name ("." and its
+ * like); "model" where that is no text. */
+static char *default_name(const char *model, const char *path)
+{
+    struct slice part = last_part(model);
+    char *real = NULL, *name;
+
+    if (!part.len || slice_eq(part, SLICE(".")) || slice_eq(part, SLICE(".."))) {
+        real = realpath(path, NULL);
+        part = last_part(real ? real : "model");
+    }
+    name = is_name(part) ? strndup(part.ptr, part.len) : strdup("model");
+    free(real);
+    return name;
+}
+
+static enum status choose_name(const struct config *config, struct loaded *l, struct error *err)
+{
+    const struct config_strings *given = &config->served_model_name;
+
+    for (uint32_t i = 0; i < given->count; i++)
+        if (!is_name(slice_str(given->items[i])))
+            return error_set(err, STATUS_INVALID,
+                             "--served-model-name must be UTF-8 without control characters");
+    l->name = given->count ? strdup(given->items[0]) : default_name(config->model, l->path);
+    return l->name ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for the model's name");
 }
 
 static enum status open_text(const struct config *config, struct loaded *l, struct error *err)
@@ -147,13 +184,10 @@ static enum status open_model(const struct config *config, struct loaded *l, str
     return st;
 }
 
-/* What the kind of device that was found cannot do. */
-static enum status check_dtype(const struct config *config, struct device **device,
-                               const struct device_options *options, struct error *err)
+enum status load_check_dtype(const struct config *config, const struct device_options *options,
+                             struct error *err)
 {
     if (options->kind != DEVICE_CUDA || strcmp(config->dtype, "float32") != 0) return STATUS_OK;
-    device_close(*device);
-    *device = NULL;
     return error_set(err, STATUS_UNSUPPORTED,
                      "--dtype is float32; a GPU computes in float16 or bfloat16 (auto chooses)");
 }
@@ -175,7 +209,13 @@ enum status load_open_device(const struct config *config, struct device_options 
 {
     enum status st = open_named(config, options, out, err);
 
-    return st ? st : check_dtype(config, out, options, err);
+    if (st) return st;
+    st = load_check_dtype(config, options, err);
+    if (st) {
+        device_close(*out);
+        *out = NULL;
+    }
+    return st;
 }
 
 void load_planner_options(const struct config *config, const struct device_options *device,
@@ -289,10 +329,7 @@ enum status load_open(const struct config *config, struct loaded *out, struct er
     out->device_options.progress_ctx = out;
     report(out, "opening", 0, 0);
     if (!st) st = config_resolve_model(config->model, &out->path, err);
-    if (!st &&
-        !(out->name = config->served_model_name.count ? strdup(config->served_model_name.items[0])
-                                                      : default_name(config->model)))
-        st = error_set(err, STATUS_NOMEM, "no memory for the model's name");
+    if (!st) st = choose_name(config, out, err);
     if (!st) st = load_open_device(config, &out->device_options, &out->device, err);
     if (!st) st = open_model(config, out, err);
     if (!st) st = size_limits(config, out, err);

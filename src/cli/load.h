@@ -52,6 +52,9 @@ enum status load_device_options(const struct config *config, struct device_optio
  * CPU; with --gpu-memory only a GPU will do. */
 enum status load_open_device(const struct config *config, struct device_options *options,
                              struct device **out, struct error *err);
+/* Whether the kind of device that was found computes in --dtype. Errors: STATUS_UNSUPPORTED. */
+enum status load_check_dtype(const struct config *config, const struct device_options *options,
+                             struct error *err);
 /* The model's options, but for vocab_tokens. */
 struct model_options load_model_options(const struct config *config,
                                         const struct device_options *device);

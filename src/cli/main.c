@@ -1,6 +1,8 @@
 /* main.c - which subcommand. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "bench/simulate.h"
@@ -20,8 +22,8 @@ static const struct {
      "architecture, tensors, tokenizer, template; or why it would not load"},
     {"tokenize", cli_tokenize, "tokenize MODEL TEXT | tokenize --jsonl [MODEL]",
      "text to ids; a protocol of JSON lines"},
-    {"bench", cli_bench, "bench serve|record|device [options]",
-     "load on a server; its arrivals as a trace; a device alone"},
+    {"bench", cli_bench, "bench serve|record|fit|... [options]",
+     "load on a server; its arrivals as a trace; a device alone, and as a file"},
     {"simulate", bench_simulate_main, "simulate --trace FILE --device FILE",
      "the scheduler on a modelled device, in virtual time"},
     {"keygen", cli_keygen, "keygen", "a pair of CURVE keys for --zmq-server-key-file"},
@@ -53,16 +55,29 @@ static int flushed(int status)
     return status ? status : 1;
 }
 
+/* Whoever started us may have closed 0, 1 or 2. The next file or socket would get the number, and what is meant for standard
+ * error would go to a client. Opened for reading, so that writing fails as it would have. */
+static void hold_standard_files(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
+}
+
 int main(int argc, char **argv)
 {
+    hold_standard_files();
     if (argc < 2) return print_usage(stderr, 2);
     if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0) {
         puts("inferd " INFERD_VERSION);
-        return 0;
+        return flushed(0);
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0)
-        return print_usage(stdout, 0);
+        return flushed(print_usage(stdout, 0));
     for (int i = 0; i < COMMAND_COUNT; i++)
         if (strcmp(argv[1], commands[i].name) == 0)
             return flushed(commands[i].run(argc - 1, argv + 1));

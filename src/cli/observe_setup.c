@@ -7,11 +7,9 @@
 
 void observe_setup_log(const struct config *c)
 {
-    static const char *const levels[] = {"debug", "info", "warn", "error"};
     bool journal = config_stderr_is_journal();
 
-    for (int i = 0; i < 4; i++)
-        if (strcmp(c->log_level, levels[i]) == 0) log_set_level((enum log_level)i);
+    log_set_level_named(c->log_level);
     log_set_format(strcmp(c->log_format, "json") == 0 ? LOG_JSON : LOG_TEXT);
     log_set_priorities(journal);
     log_set_timestamps(c->log_timestamps && (!journal || config_given(c, "log_timestamps")));
@@ -78,7 +76,7 @@ enum status observe_open_tracer(const struct config *c, struct tracer **out, str
     };
     enum status st = tracer_create(&options, out, err);
 
-    if (!st) log_info("tracing", "url=%s ratio=%g", url, c->otlp_sample_ratio);
+    if (!st) log_info("tracing", "url=%s ratio=%g", tracer_shown_url(*out), c->otlp_sample_ratio);
     return st;
 }
 

@@ -31,8 +31,10 @@ static enum status choose_device(const struct config *config, struct device_opti
 
     *device_bytes = 0;
     if (config->gpu_memory) options->kind = DEVICE_CUDA;
-    if (config->gpu_memory || names_cpu(config, options)) return STATUS_OK;
+    if (config->gpu_memory || names_cpu(config, options))
+        return load_check_dtype(config, options, err);
     st = load_open_device(config, options, &device, err);
+    if (st && options->kind != DEVICE_CUDA) return st;
     if (st)
         return error_prefix(err,
                             "the GPU's memory is not known (--gpu-memory 141GB would tell it)");

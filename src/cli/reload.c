@@ -73,12 +73,10 @@ void reload_fill(const struct config *c, struct frontend_options *out)
                                       .biases = (uint32_t)c->max_logit_bias};
 }
 
-void reload_log_level(const struct config *c)
+static void put_name(const char *name, uint32_t *count, struct buf *out)
 {
-    static const char *const levels[] = {"debug", "info", "warn", "error"};
-
-    for (int i = 0; i < 4; i++)
-        if (strcmp(c->log_level, levels[i]) == 0) log_set_level((enum log_level)i);
+    if ((*count)++) buf_append_char(out, ',');
+    json_out_string(out, slice_str(name));
 }
 
 /* The names of the options that differ and are (or are not) reloadable, as JSON strings. */
@@ -89,8 +87,7 @@ static uint32_t list_changes(const struct config *old, const struct config *new,
 
     for (uint32_t i = 0; i < config_count(); i++) {
         if (is_reloadable(config_name(i)) != which || config_same(old, new, i)) continue;
-        if (count++) buf_append_char(out, ',');
-        json_out_string(out, slice_str(config_name(i)));
+        put_name(config_name(i), &count, out);
         if (!which)
             log_warn("option not reloaded", "option=%s why=\"it takes a restart\"", config_name(i));
     }
@@ -98,7 +95,7 @@ static uint32_t list_changes(const struct config *old, const struct config *new,
 }
 
 static enum status apply(struct reload *r, struct frontend *frontend, const struct config *fresh,
-                         struct error *err)
+                         bool *other_zmq_key, struct error *err)
 {
     struct frontend_options options = {0};
     struct keys keys;
@@ -112,7 +109,7 @@ static enum status apply(struct reload *r, struct frontend *frontend, const stru
     if (r->had_keys && !keys.count)
         st = error_set(err, STATUS_INVALID,
                        "no API key is left; a reload does not open a server that had one");
-    if (!st && frontend) st = frontend_reload(frontend, &options, err);
+    if (!st && frontend) st = frontend_reload(frontend, &options, other_zmq_key, err);
     if (!st) r->had_keys = keys.count > 0;
     if (!st) log_info("keys", "count=%u", keys.count);
     keys_fini(&keys);
@@ -122,8 +119,10 @@ static enum status apply(struct reload *r, struct frontend *frontend, const stru
 static void put_error(const struct error *err, struct buf *report)
 {
     struct api_fault fault;
+    char quoted[1024];
 
-    log_error("reload refused", "reason=\"%s\" kept=\"everything as it was\"", err->message);
+    log_error("reload refused", "reason=%s kept=\"everything as it was\"",
+              log_quote(slice_str(err->message), quoted, sizeof quoted));
     if (!report) return;
     api_refuse(&fault, 400, "reload_refused", NULL, "%s", err->message);
     api_fault_body(&fault, report);
@@ -131,15 +130,17 @@ static void put_error(const struct error *err, struct buf *report)
 
 /* The options' lists for report and log. */
 static void tell(const struct config *old, const struct config *first, const struct config *fresh,
-                 struct buf *report)
+                 bool other_zmq_key, struct buf *report)
 {
     struct buf changed, kept;
 
     buf_init(&changed, 0);
     buf_init(&kept, 0);
     uint32_t count = list_changes(old, fresh, true, &changed);
+    uint32_t kept_count = list_changes(first, fresh, false, &kept);
 
-    list_changes(first, fresh, false, &kept);
+    if (other_zmq_key && !strstr(buf_cstr(&kept), "zmq_server_key_file"))
+        put_name("zmq_server_key_file", &kept_count, &kept);
     log_info("reloaded", "options_changed=%u names=[%s]", count, buf_cstr(&changed));
     if (report) {
         buf_append_str(report, "{\"status\":\"reloaded\",\"changed\":[");
@@ -156,14 +157,14 @@ bool reload_run(struct reload *r, struct frontend *frontend, struct buf *report)
 {
     struct config fresh;
     struct error err = {0};
-    bool parsed, taken;
+    bool parsed, taken, other_zmq_key = false;
 
     pthread_mutex_lock(&r->lock);
     parsed = !config_parse(r->argc, r->argv, &fresh, &err);
-    taken = parsed && !apply(r, frontend, &fresh, &err);
+    taken = parsed && !apply(r, frontend, &fresh, &other_zmq_key, &err);
     if (taken) {
-        tell(in_force(r), r->first, &fresh, report);
-        reload_log_level(&fresh);
+        tell(in_force(r), r->first, &fresh, other_zmq_key, report);
+        log_set_level_named(fresh.log_level);
         if (r->has_now) config_fini(&r->now);
         r->now = fresh;
         r->has_now = true;

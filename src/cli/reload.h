@@ -30,7 +30,6 @@ void reload_fini(struct reload *reload);
 void reload_drain_times(struct reload *reload, uint64_t *grace_s, uint64_t *shutdown_s);
 /* The reloadable members of the frontend's options. */
 void reload_fill(const struct config *config, struct frontend_options *out);
-void reload_log_level(const struct config *config);
 /* Reads everything anew and puts it in force, or nothing of it. frontend may be NULL. report (may be NULL) gets JSON:
  * {"status":"reloaded","changed":[...],"not_changed":[...]} or an error's body. Logged. False: refused. */
 bool reload_run(struct reload *reload, struct frontend *frontend, struct buf *report);

@@ -27,6 +27,13 @@ static void on_interrupt(int signal_number)
     interrupted = 1;
 }
 
+static void watch_interrupts(void)
+{
+    struct sigaction action = {.sa_handler = on_interrupt};
+
+    sigaction(SIGINT, &action, NULL);
+}
+
 struct session {
     struct loaded loaded;
     const struct config *config;
@@ -129,6 +136,17 @@ static enum status print_answer(struct session *s, struct request *r, struct buf
     return st;
 }
 
+static enum status add_message(struct session *s, const char *role, const char *text, size_t len,
+                               struct error *err)
+{
+    json_t *message = json_pack("{s:s, s:s%}", "role", role, "content", text, len);
+
+    if (!message)
+        return error_set(err, STATUS_INVALID, "the %s prompt is not valid UTF-8; it must be", role);
+    json_array_append_new(s->messages, message);
+    return STATUS_OK;
+}
+
 /* One turn: the user's words in, the model's out. */
 static enum status turn(struct session *s, const char *words, size_t len, struct error *err)
 {
@@ -136,12 +154,9 @@ static enum status turn(struct session *s, const char *words, size_t len, struct
     struct buf answer;
     uint32_t retry, tokens = 0;
     int64_t from = clock_mono_ns();
-    enum status st;
+    enum status st = add_message(s, "user", words, len, err);
 
-    json_t *message = json_pack("{s:s, s:s%}", "role", "user", "content", words, len);
-    if (!message)
-        return error_set(err, STATUS_INVALID, "the prompt is not valid UTF-8; it must be");
-    json_array_append_new(s->messages, message);
+    if (st) return st;
     st = make_request(s, &r, err);
     if (!st) st = engine_submit(s->loaded.engine, r, &retry, err);
     buf_init(&answer, 0);
@@ -231,16 +246,14 @@ int cli_run(int argc, char **argv)
     log_set_level(config_given(&config, "log_level") && strcmp(config.log_level, "debug") == 0
                       ? LOG_DEBUG
                       : LOG_WARN);
-    struct sigaction action = {.sa_handler = on_interrupt};
-    sigaction(SIGINT, &action, NULL);
     s.messages = json_array();
     if (config.system_prompt)
-        json_array_append_new(
-            s.messages, json_pack("{s:s, s:s}", "role", "system", "content", config.system_prompt));
-    st = prompt_text(&config, &prompt, &prompt_len, &err);
+        st = add_message(&s, "system", config.system_prompt, strlen(config.system_prompt), &err);
+    if (!st) st = prompt_text(&config, &prompt, &prompt_len, &err);
     if (!st && output_bell_init(&s.bell))
         st = error_set(&err, STATUS_IO, "no event descriptor: %s", strerror(errno));
     if (!st) st = load_open(&config, &s.loaded, &err);
+    if (!st) watch_interrupts(); /* before, Ctrl-C ends the program: a model may load for long */
     if (!st && prompt) st = turn(&s, prompt, prompt_len, &err);
     if (!st && !prompt) chat_loop(&s);
     load_close(&s.loaded);

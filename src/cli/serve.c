@@ -3,8 +3,8 @@
  *     options -> frontend (listens: /health 200, /ready 503 loading) -> weights -> tokenizer, chat -> device -> model, plan
  *     -> limits, memory plan -> compile -> engine -> frontend ready
  *     SIGHUP -> reload (reload.h)
- *     SIGTERM -> drain: no new work, running requests finish -> frontend stops -> engine -> device -> ... -> exit 0
- *     a second SIGTERM or the end of --shutdown-timeout-s -> streams end with an error event -> the same
+ *     SIGTERM, SIGINT, SIGQUIT, SIGXCPU -> drain: no new work, running requests finish -> frontend stops -> engine -> device -> ... -> exit 0
+ *     a second one or the end of --shutdown-timeout-s -> streams end with an error event -> the same
  *
  * Exit status: 0 stopped as asked; 1 could not start; 2 wrong usage; 3 the device or engine was lost while serving.
  * Threads: main waits for signals; the model loads on a thread of its own, so that a signal while loading ends it. */
@@ -146,8 +146,8 @@ static void order_drain(void *ctx, bool stop)
         kill(getpid(), SIGCHLD); /* wakes the main thread */
         return;
     }
+    frontend_refuse(s->frontend); /* first: whom /ready has told is not served after it */
     frontend_drain(s->frontend);
-    frontend_refuse(s->frontend);
 }
 
 static bool order_resume(void *ctx)
@@ -169,14 +169,8 @@ static bool order_reload(void *ctx, struct buf *report)
 
 static bool order_log_level(void *ctx, const char *level)
 {
-    struct config wanted = {.log_level = level};
-
     (void)ctx;
-    if (strcmp(level, "debug") != 0 && strcmp(level, "info") != 0 && strcmp(level, "warn") != 0 &&
-        strcmp(level, "error") != 0)
-        return false;
-    reload_log_level(&wanted);
-    return true;
+    return log_set_level_named(level);
 }
 
 /* --- starting --- */
@@ -186,12 +180,18 @@ static void log_listening(const struct server *s)
     const struct config *c = s->config;
     const char *when = c->reuse_port || c->listen_when_ready ? " when=ready" : "";
     unsigned port = frontend_port(s->frontend);
+    char quoted[512];
+    bool v6 = strchr(c->host, ':') != NULL; /* in brackets, or the URL's port would be part of it */
 
     if (port)
-        log_info("listening", "url=http%s://%s:%u%s", c->tls_cert ? "s" : "", c->host, port, when);
+        log_info("listening", "url=http%s://%s%s%s:%u%s", c->tls_cert ? "s" : "", v6 ? "[" : "",
+                 c->host, v6 ? "]" : "", port, when);
     else
-        log_info("listening", "uds=%s%s", c->uds ? c->uds : "inherited", when);
-    if (c->admin_socket) log_info("listening", "admin=%s", c->admin_socket);
+        log_info("listening", "uds=%s%s",
+                 c->uds ? log_quote(slice_str(c->uds), quoted, sizeof quoted) : "inherited", when);
+    if (c->admin_socket)
+        log_info("listening", "admin=%s",
+                 log_quote(slice_str(c->admin_socket), quoted, sizeof quoted));
 }
 
 /* A name that we do not know would be a port that nobody answers at. */
@@ -332,10 +332,12 @@ static enum status become_ready(struct server *s, struct error *err)
     };
     observe_describe(c, l, s->model.names[0], &s->served);
     enum status st = frontend_set_ready(s->frontend, l->engine, &s->model, err);
+    char quoted[512];
 
     if (st) return st;
     service_ready(&s->service, s->model.names[0]);
-    log_info("ready", "model=%s arch=\"%s\" device=\"%s\" load_ms=%.0f", s->model.names[0],
+    log_info("ready", "model=%s arch=\"%s\" device=\"%s\" load_ms=%.0f",
+             log_quote(slice_str(s->model.names[0]), quoted, sizeof quoted),
              model_description(l->model), device_description(l->device),
              (double)(clock_mono_ns() - s->started_ns) * 1e-6);
     return STATUS_OK;
@@ -368,7 +370,7 @@ static bool check_engine(struct server *s)
 
 static bool is_stop(int got)
 {
-    return got == SIGTERM || got == SIGINT;
+    return got == SIGTERM || got == SIGINT || got == SIGQUIT || got == SIGXCPU;
 }
 
 /* Then clients may still send on connections that they keep, and are not to be cut in the middle of it. */
@@ -410,6 +412,8 @@ static void drain(struct server *s, const sigset_t *signals)
     log_info("draining", "busy=%u grace_s=%llu timeout_s=%llu", frontend_busy(s->frontend),
              (unsigned long long)grace_s, (unsigned long long)shutdown_s);
     service_stopping(&s->service);
+    /* first, with no grace: nobody whom /ready has told of the drain is served after it */
+    if (!grace_s) frontend_refuse(s->frontend);
     frontend_drain(s->frontend);
     now += (int64_t)grace_s * second_ns;
     if (drain_until(s, signals, now, false)) return;
@@ -505,15 +509,31 @@ static void stop_frontend(struct server *s)
     s->frontend = NULL;
 }
 
+/* Those of a timer, a user, a limit: left alone they would end the process in the middle, and its socket files would stay. Whoever has a
+ * handler for one (a profiler that was loaded before us) keeps it. */
+static void ignore_signal(int number)
+{
+    struct sigaction now;
+
+    if (!sigaction(number, NULL, &now) && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL)
+        signal(number, SIG_IGN);
+}
+
 /* Inherited by every thread: main alone takes them, when it waits for them. */
 static void block_signals(sigset_t *signals)
 {
+    static const int ours[] = {SIGTERM, SIGINT, SIGQUIT, SIGXCPU, SIGCHLD, SIGHUP};
+    static const int nobodys[] = {SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM,
+                                  SIGPROF, SIGXFSZ, SIGIO,   SIGPWR,  SIGSTKFLT};
+
     sigemptyset(signals);
-    sigaddset(signals, SIGTERM);
-    sigaddset(signals, SIGINT);
-    sigaddset(signals, SIGCHLD);
-    sigaddset(signals, SIGHUP);
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        sigaddset(signals, ours[i]);
     pthread_sigmask(SIG_BLOCK, signals, NULL);
+    for (size_t i = 0; i < sizeof nobodys / sizeof *nobodys; i++)
+        ignore_signal(nobodys[i]);
+    for (int i = SIGRTMIN; i <= SIGRTMAX; i++)
+        ignore_signal(i);
 }
 
 static int serve(struct server *s, struct error *err)
@@ -521,7 +541,6 @@ static int serve(struct server *s, struct error *err)
     sigset_t signals;
     int status = 1, fault;
 
-    signal(SIGPIPE, SIG_IGN);
     watch_bus_errors(s->config);
     block_signals(&signals);
     s->started_ns = s->logged_ns = clock_mono_ns();

@@ -97,7 +97,7 @@ const char *config_nearest_within(const char *name, unsigned edits_max)
     return least <= edits_max ? best : NULL;
 }
 
-const char *config_nearest(const char *name)
+static const char *nearest(const char *name)
 {
     return config_nearest_within(name, 2 + (unsigned)strlen(name + strspn(name, "-")) / 5);
 }
@@ -195,6 +195,11 @@ static enum status set_value(struct config *c, const struct option *o, const cha
     double real;
     char *end;
 
+    /* an empty text unsets an option that has no default; elsewhere it is most often a shell's variable that is not set,
+     * and no host, say, would be all addresses */
+    if (!*text && (o->type == OPT_STRINGS || (o->type == OPT_STRING && *o->def)))
+        return error_set(err, STATUS_INVALID, "%s is empty; it must have at least one character",
+                         where);
     switch (o->type) {
     case OPT_STRINGS:
         if (add_string(c, field, text))
@@ -233,7 +238,7 @@ enum status config_set(struct config *config, const char *name, const char *text
     int i = config_find(name);
 
     if (i < 0) {
-        const char *near = config_nearest(name);
+        const char *near = nearest(name);
         const char *hint = config_hint(name);
 
         if (hint)

@@ -66,15 +66,13 @@ enum status config_set(struct config *config, const char *name, const char *text
 enum status config_read_file(struct config *config, const char *path, struct error *err);
 /* Number of the option with this name (hyphens or underscores, or an alias with its dashes), or -1. */
 int config_find(const char *name);
-/* The name nearest to `name`, or NULL when none is near. */
-const char *config_nearest(const char *name);
-/* The same, at most so many edits away (letters changed, left out or put in). */
+/* The name nearest to `name`, at most so many edits away (letters changed, left out or put in); NULL when none is. */
 const char *config_nearest_within(const char *name, unsigned edits_max);
 
 /* --- what else the environment tells --- */
 /* A model argument as a path: itself when it exists; else the snapshot of that id in the local hub cache (HF_HUB_CACHE,
  * HF_HOME/hub, XDG_CACHE_HOME/huggingface/hub, ~/.cache/huggingface/hub). The caller frees *out. Errors: STATUS_NOT_FOUND
- * with both places named. */
+ * with both places named, STATUS_INVALID (several snapshots, and none is named). */
 enum status config_resolve_model(const char *model, char **out, struct error *err);
 /* Tells each variable INFERD_... that names no option: not ours, or a slip of the pen too large for config_parse to refuse. */
 void config_unknown_variables(void (*tell)(const char *name));

@@ -7,6 +7,7 @@
 
 #include "base/buf.h"
 #include "base/file_map.h"
+#include "config/config_private.h"
 
 enum { FILE_BYTES_MAX = 1 << 20 };
 
@@ -38,6 +39,24 @@ static bool scalar_text(const json_t *value, struct buf *out)
     return !memchr(buf_cstr(out), '\0', out->len);
 }
 
+/* What a file may not say, though a flag may. seen: by option number, what it has said. */
+static enum status check_member(const char *key, const json_t *value, bool *seen, const char *where,
+                                struct error *err)
+{
+    int option = config_find(key);
+
+    if (option < 0) return STATUS_OK; /* config_set tells */
+    const struct option *o = &config_options[option];
+    if (strcmp(o->field, "config") == 0)
+        return error_set(err, STATUS_INVALID, "%s: a file cannot name another", where);
+    if (seen[option])
+        return error_set(err, STATUS_INVALID, "%s: the option is in the file twice", where);
+    seen[option] = true;
+    if (json_is_array(value) && o->type != OPT_STRINGS)
+        return error_set(err, STATUS_INVALID, "%s must be one value, not a list", where);
+    return STATUS_OK;
+}
+
 static enum status set_member(struct config *c, const char *key, const json_t *value,
                               const char *where, struct error *err)
 {
@@ -67,6 +86,7 @@ enum status config_read_file(struct config *config, const char *path, struct err
     json_error_t fault;
     const char *key;
     json_t *value, *root;
+    bool seen[sizeof config->source] = {false};
     enum status st = file_read(path, FILE_BYTES_MAX, &text, &len, err);
 
     if (st) return st;
@@ -81,7 +101,8 @@ enum status config_read_file(struct config *config, const char *path, struct err
         {
             char where[512];
             snprintf(where, sizeof where, "%.300s:%u: %.100s", path, line_of_key(text, key), key);
-            st = set_member(config, key, value, where, err);
+            st = check_member(key, value, seen, where, err);
+            if (!st) st = set_member(config, key, value, where, err);
             if (st) break;
         }
     json_decref(root);

@@ -51,13 +51,14 @@ static void append_repo(struct buf *out, const char *id)
     }
 }
 
-/* The commit that refs/main names, else the only snapshot. */
-static bool append_snapshot(struct buf *repo)
+/* Appends the snapshot's path: the commit that refs/main names, else the only one there is. Returns how many could be
+ * meant: 0 none, 1 it, 2 several. */
+static int append_snapshot(struct buf *repo)
 {
     struct buf ref;
-    char *text = NULL;
+    char *text = NULL, *name = NULL;
     uint64_t len;
-    bool found = false;
+    int found = 0;
 
     buf_init(&ref, 0);
     buf_printf(&ref, "%s/refs/main", buf_cstr(repo));
@@ -65,18 +66,17 @@ static bool append_snapshot(struct buf *repo)
         text[strcspn(text, "\r\n")] = '\0';
         buf_printf(repo, "/snapshots/%s", text);
         found = access(buf_cstr(repo), R_OK) == 0;
-        free(text);
     } else {
         buf_append_str(repo, "/snapshots");
         DIR *dir = opendir(buf_cstr(repo));
         struct dirent *entry;
-        while (dir && !found && (entry = readdir(dir)))
-            if (entry->d_name[0] != '.') {
-                buf_printf(repo, "/%s", entry->d_name);
-                found = true;
-            }
+        while (dir && found < 2 && (entry = readdir(dir)))
+            if (entry->d_name[0] != '.' && !found++) name = strdup(entry->d_name);
         if (dir) closedir(dir);
+        if (name) buf_printf(repo, "/%s", name);
     }
+    free(name);
+    free(text);
     buf_fini(&ref);
     return found;
 }
@@ -85,6 +85,7 @@ enum status config_resolve_model(const char *model, char **out, struct error *er
 {
     struct buf path;
     enum status st;
+    int found;
 
     if (access(model, F_OK) == 0) {
         *out = strdup(model);
@@ -93,9 +94,16 @@ enum status config_resolve_model(const char *model, char **out, struct error *er
     buf_init(&path, 0);
     hub_folder(&path);
     append_repo(&path, model);
-    if (*model != '/' && *model != '.' && !strstr(model, "..") && append_snapshot(&path)) {
+    found = *model != '/' && *model != '.' && !strstr(model, "..") ? append_snapshot(&path) : 0;
+    if (found == 1) {
         *out = strdup(buf_cstr(&path));
         st = *out ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for a path");
+    } else if (found) {
+        st = error_set(err, STATUS_INVALID,
+                       "%s has several snapshots in the local hub cache and no refs/main that "
+                       "names one; give the "
+                       "folder of one, as in %s",
+                       model, buf_cstr(&path));
     } else {
         hub_folder(&path);
         st = error_set(err, STATUS_NOT_FOUND,

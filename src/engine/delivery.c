@@ -359,7 +359,7 @@ void delivery_start(struct engine *e, struct engine_request *er)
         abort_request(e, er, false);
         return;
     }
-    e->totals.prompt_tokens += er->tokens;
+    e->totals.prompt_tokens += er->prompt.tokens;
     for (uint32_t i = 0; i < er->choice_count; i++)
         start_choice(e, er, &er->choices[i]);
 }

@@ -309,7 +309,7 @@ static struct engine_request *make_state(const struct engine *e, struct request 
     for (uint32_t i = 0; i < choices; i++)
         init_choice(e, er, i, &sampled);
     for (uint32_t p = 0; p < r->prompt_count; p++)
-        er->tokens += r->prompts[p].count;
+        er->prompt.tokens += r->prompts[p].count;
     return er;
 }
 
@@ -335,8 +335,7 @@ static uint32_t retry_after(const struct engine *e, uint32_t seqs)
 static struct forecast read_forecast(struct engine *e)
 {
     struct published *p = &e->published;
-
-    return (struct forecast){
+    struct forecast f = {
         .ready = atomic_load(&p->forecast_ready),
         .step_ns = atomic_load(&p->step_ns),
         .row_ns = atomic_load(&p->row_ns),
@@ -346,10 +345,15 @@ static struct forecast read_forecast(struct engine *e)
         .rows_under_way = atomic_load(&p->rows_under_way),
         .rows_of_floods = atomic_load(&p->rows_of_floods),
         .free_slots = atomic_load(&p->free_slots),
+        .kv_tokens = atomic_load(&p->kv_tokens_left),
         .rows_max = e->options.max_num_batched_tokens,
         .max_step_ns = (int64_t)e->options.max_itl_us * 1000,
         .by_class = e->options.class_age_us > 0,
     };
+
+    for (int i = 0; i < FORECAST_STEPS; i++)
+        f.ends[i] = atomic_load_explicit(&p->ends[i], memory_order_relaxed);
+    return f;
 }
 
 static struct queue_account *queue_account(struct engine *e, uint64_t tenant)
@@ -357,42 +361,50 @@ static struct queue_account *queue_account(struct engine *e, uint64_t tenant)
     return &e->queue_accounts[hash_mix64(tenant) % QUEUE_ACCOUNTS];
 }
 
-static void leave_queue(struct engine *e, uint64_t tenant, enum seq_class class, uint32_t seqs,
-                        uint64_t tokens)
+/* What a request, or one of its choices, is in the queue. */
+struct queue_part {
+    uint32_t seqs;
+    uint64_t tokens, work;
+};
+
+static void leave_queue(struct engine *e, uint64_t tenant, enum seq_class class,
+                        struct queue_part part)
 {
     struct queue_account *account = queue_account(e, tenant);
 
-    atomic_fetch_sub(&e->queued_seqs, seqs);
-    atomic_fetch_sub(&e->queued_tokens, tokens);
-    atomic_fetch_sub(&e->queue_classes[class].seqs, seqs);
-    atomic_fetch_sub(&e->queue_classes[class].tokens, tokens);
-    atomic_fetch_sub(&account->tokens, tokens);
-    if (atomic_fetch_sub(&account->seqs, seqs) == seqs)
+    atomic_fetch_sub(&e->queued_seqs, part.seqs);
+    atomic_fetch_sub(&e->queued_tokens, part.tokens);
+    atomic_fetch_sub(&e->queue_classes[class].seqs, part.seqs);
+    atomic_fetch_sub(&e->queue_classes[class].work, part.work);
+    atomic_fetch_sub(&account->tokens, part.tokens);
+    atomic_fetch_sub(&account->work, part.work);
+    if (atomic_fetch_sub(&account->seqs, part.seqs) == part.seqs)
         atomic_fetch_sub(&e->queue_account_count, 1);
 }
 
 /* A queue that one tenant has filled has room for the others still: each may have its share of the bounds, up to twice the bounds in
  * all. */
-static bool take_queue_room(struct engine *e, uint64_t tenant, enum seq_class class, uint32_t seqs,
-                            uint64_t tokens)
+static bool take_queue_room(struct engine *e, uint64_t tenant, enum seq_class class,
+                            struct queue_part part)
 {
     struct queue_account *account = queue_account(e, tenant);
     uint64_t seqs_max = e->options.queue_seqs_max, tokens_max = e->options.queue_tokens_max;
-    uint64_t all_tokens = atomic_fetch_add(&e->queued_tokens, tokens) + tokens;
-    uint64_t all_seqs = atomic_fetch_add(&e->queued_seqs, seqs) + (uint64_t)seqs;
-    uint64_t own_tokens = atomic_fetch_add(&account->tokens, tokens) + tokens;
-    uint32_t before = atomic_fetch_add(&account->seqs, seqs);
+    uint64_t all_tokens = atomic_fetch_add(&e->queued_tokens, part.tokens) + part.tokens;
+    uint64_t all_seqs = atomic_fetch_add(&e->queued_seqs, part.seqs) + (uint64_t)part.seqs;
+    uint64_t own_tokens = atomic_fetch_add(&account->tokens, part.tokens) + part.tokens;
+    uint32_t before = atomic_fetch_add(&account->seqs, part.seqs);
 
-    atomic_fetch_add(&e->queue_classes[class].seqs, seqs);
-    atomic_fetch_add(&e->queue_classes[class].tokens, tokens);
+    atomic_fetch_add(&account->work, part.work);
+    atomic_fetch_add(&e->queue_classes[class].seqs, part.seqs);
+    atomic_fetch_add(&e->queue_classes[class].work, part.work);
     if (before == 0) atomic_fetch_add(&e->queue_account_count, 1);
     if (all_seqs <= seqs_max && all_tokens <= tokens_max) return true;
     uint32_t sharers = atomic_load(&e->queue_account_count);
-    if (sharers > 1 && (before + (uint64_t)seqs) * sharers <= seqs_max &&
+    if (sharers > 1 && (before + (uint64_t)part.seqs) * sharers <= seqs_max &&
         own_tokens * sharers <= tokens_max && all_seqs <= 2 * seqs_max &&
         all_tokens <= 2 * tokens_max)
         return true;
-    leave_queue(e, tenant, class, seqs, tokens);
+    leave_queue(e, tenant, class, part);
     return false;
 }
 
@@ -402,7 +414,34 @@ void engine_leave_queue(struct engine *e, struct choice *choice)
 
     if (choice->started) return;
     choice->started = true;
-    leave_queue(e, choice->seq.tenant, er->class, 1, choice->seq.prompt_count);
+    leave_queue(e, choice->seq.tenant, er->class,
+                (struct queue_part){1, choice->seq.prompt_count, choice->work});
+}
+
+/* Sets what of the prompts is cached, and what its choices will have to compute: the first of each prompt what is not, the others a last part that
+ * cannot be shared. Returns what it is in the queue. */
+static struct queue_part set_work(struct engine *e, struct engine_request *er)
+{
+    uint32_t best_of = er->request->best_of;
+    struct forecast f = {.kv_tokens = atomic_load(&e->published.kv_tokens_left)};
+    struct forecast_queue queue = {.prompt_tokens = atomic_load(&e->queued_tokens)};
+    struct queue_part part = {er->choice_count, er->prompt.tokens * best_of, 0};
+
+    for (uint32_t i = 0; i < er->choice_count; i++) {
+        struct choice *c = &er->choices[i];
+        uint32_t cached = sched_guess_cached(e->sched, &c->seq, i % best_of > 0);
+
+        c->work = c->seq.prompt_count - cached;
+        if (i % best_of == 0) er->prompt.cached += cached;
+    }
+    bool counts = forecast_work(&f, &queue, &er->prompt) < er->prompt.tokens;
+    for (uint32_t i = 0; i < er->choice_count; i++) {
+        struct choice *c = &er->choices[i];
+
+        if (i % best_of == 0 && !counts) c->work = c->seq.prompt_count;
+        part.work += c->work;
+    }
+    return part;
 }
 
 /* Sets when the request's first token would come if it were taken, in ns from now; -1: not known. */
@@ -412,7 +451,8 @@ static void predict_first_token(struct engine *e, struct engine_request *er)
     struct forecast f = read_forecast(e);
     struct forecast_queue queue = {
         .own_seqs = atomic_load(&account->seqs),
-        .own_tokens = atomic_load(&account->tokens),
+        .own_tokens = atomic_load(&account->work),
+        .prompt_tokens = atomic_load(&e->queued_tokens),
         .sharers = atomic_load(&e->queue_account_count),
         .starts_per_s = atomic_load(&e->published.starts_per_ks) / 1000.0,
     };
@@ -420,10 +460,10 @@ static void predict_first_token(struct engine *e, struct engine_request *er)
     queue.sharers += queue.own_seqs == 0;
     for (int c = 0; c < SEQ_CLASSES; c++) {
         queue.seqs[c] = atomic_load(&e->queue_classes[c].seqs);
-        queue.tokens[c] = atomic_load(&e->queue_classes[c].tokens);
+        queue.tokens[c] = atomic_load(&e->queue_classes[c].work);
     }
     er->kind = forecast_kind(&queue, er->class);
-    er->predicted_ns = forecast_queued(&f, &queue, er->class, (uint32_t)er->tokens);
+    er->predicted_ns = forecast_queued(&f, &queue, er->class, &er->prompt);
 }
 
 static bool is_idle(struct engine *e)
@@ -488,17 +528,18 @@ enum status engine_submit(struct engine *e, struct request *r, uint32_t *retry_a
     if (!er) return refuse(e, er, error_set(err, STATUS_NOMEM, "no memory for the request"));
     st = check_fit(e, er, err);
     if (st) return refuse(e, er, st);
+    struct queue_part part = set_work(e, er);
     uint32_t late_s = late_by_s(e, er, err);
     if (late_s) {
         *retry_after_s = late_s;
         return refuse(e, er, STATUS_FULL);
     }
-    if (!take_queue_room(e, r->tenant, er->class, er->choice_count, er->tokens * r->best_of)) {
+    if (!take_queue_room(e, r->tenant, er->class, part)) {
         *retry_after_s = retry_after(e, atomic_load(&e->queued_seqs));
         return refuse(e, er, error_set(err, STATUS_FULL, "the queue of waiting requests is full"));
     }
     r->times.submitted_ns = clock_mono_ns();
-    r->times.prompt_tokens = (uint32_t)er->tokens;
+    r->times.prompt_tokens = (uint32_t)er->prompt.tokens;
     r->engine = er;
     output_ring_attach(r->ring, e->wake);
     request_ref(r);

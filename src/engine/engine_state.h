@@ -22,6 +22,7 @@ enum {
 struct choice {
     struct sequence seq; /* seq.owner is the engine_request */
     uint32_t number;
+    uint32_t work; /* tokens of its prompt to be computed, as admitted: in the queue's counts */
     bool open;     /* engine thread: its end is not decided yet */
     bool in_sched; /* engine thread */
     bool started;  /* engine thread: it has been in a step; it does not count as waiting any more */
@@ -49,9 +50,9 @@ struct engine_request {
     uint32_t open_count;  /* open choices */
     uint32_t sched_count; /* choices the scheduler has */
     int64_t no_room_ns;   /* since when the ring has had no room for what waits; 0: it has */
-    uint64_t tokens;      /* prompt tokens, each prompt once */
-    enum seq_class class; /* of its choices when it came */
-    uint32_t kind;        /* sched/forecast.h */
+    struct forecast_prompt prompt; /* its prompts, each once */
+    enum seq_class class;          /* of its choices when it came */
+    uint32_t kind;                 /* sched/forecast.h */
     int64_t predicted_ns,
         limit_ns; /* of the first token, as admitted; limit 0: none. predicted -1: not known */
     char error_text[256];
@@ -84,6 +85,8 @@ struct published {
     _Atomic uint64_t window_fired[WINDOW_TRIGGERS], holds[HOLDS];
     _Atomic double step_ns, row_ns, pair_ns; /* sched/forecast.h */
     _Atomic uint64_t decode_pairs, rows_under_way, rows_of_floods;
+    _Atomic uint64_t kv_tokens_left; /* forecast.kv_tokens */
+    _Atomic uint16_t ends[FORECAST_STEPS];
     _Atomic uint32_t forecast_ready, decodes, free_slots;
     _Atomic double margin[FORECAST_KINDS]; /* engine.margin */
     _Atomic uint32_t idle;
@@ -92,9 +95,14 @@ struct published {
 };
 
 enum { QUEUE_ACCOUNTS = 256 };
-struct queue_account { /* in the queue: of the tenants of one hash, or the choices of one class */
+struct queue_account { /* in the queue: of the tenants of one hash */
     _Atomic uint32_t seqs;
-    _Atomic uint64_t tokens;
+    _Atomic uint64_t tokens; /* of their prompts */
+    _Atomic uint64_t work;   /* of them, to be computed (sched/forecast.h) */
+};
+struct queue_class { /* choices of one class */
+    _Atomic uint32_t seqs;
+    _Atomic uint64_t work;
 };
 
 struct engine {
@@ -112,7 +120,7 @@ struct engine {
     _Atomic(struct request *) attention;    /* newest first */
     _Atomic uint32_t queued_seqs;           /* submitted and not started */
     _Atomic uint64_t queued_tokens;         /* their prompt tokens */
-    struct queue_account queue_classes[SEQ_CLASSES];
+    struct queue_class queue_classes[SEQ_CLASSES];
     struct queue_account queue_accounts[QUEUE_ACCOUNTS];
     _Atomic uint32_t queue_account_count; /* that have something there */
     _Atomic uint32_t draining, stopping;

@@ -56,6 +56,8 @@ void output_ring_want(struct output_ring *ring);
 /* Producer. push is STATUS_FULL or OK; the free count is a lower bound. */
 uint32_t output_ring_free(const struct output_ring *ring);
 enum status output_ring_push(struct output_ring *ring, const struct output *output);
+/* Consumer: will pop soon. Asks for what the producer has written, which lies in another processor's cache. */
+void output_ring_fetch(const struct output_ring *ring);
 /* Consumer. Copies the oldest into *out: STATUS_OK or STATUS_EMPTY. */
 enum status output_ring_pop(struct output_ring *ring, struct output *out);
 
@@ -76,4 +78,6 @@ void output_bell_ring(struct output_bell *bell);
 /* I/O thread: takes the whole list, newest first, or NULL; walk it with output_bell_next, which must be called before
  * anything of the request is read (it re-arms the listing) and drops nothing: the caller unrefs each. */
 struct request *output_bell_take(struct output_bell *bell);
+/* The one behind a request that output_bell_next has not been called for; NULL: it is the last. Asks the memory for it. */
+struct request *output_bell_look(const struct request *request);
 struct request *output_bell_next(struct request *request);

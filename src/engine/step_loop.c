@@ -338,6 +338,9 @@ static void publish_forecast(struct engine *e)
     PUBLISH_FORECAST(rows_of_floods);
     PUBLISH_FORECAST(decodes);
     PUBLISH_FORECAST(free_slots);
+    for (int i = 0; i < FORECAST_STEPS; i++)
+        PUBLISH_FORECAST(ends[i]);
+    atomic_store_explicit(&e->published.kv_tokens_left, f.kv_tokens, memory_order_relaxed);
     atomic_store_explicit(&e->published.forecast_ready, f.ready, memory_order_relaxed);
 }
 
@@ -452,7 +455,7 @@ void *step_loop(void *engine)
         }
         any = turn(e);
         e->totals.host_ns_sum += (uint64_t)(clock_mono_ns() - started_ns);
-        step_loop_publish(e);
+        PUBLISH(host_ns_sum);
         atomic_fetch_add(&e->turns, 1);
         if (stopping && e->live.live_next == &e->live && in_flight(e) == 0) break;
         if (!any) notify_wait(e->wake, seen, sleep_limit(e));

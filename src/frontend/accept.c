@@ -1,8 +1,8 @@
 /* accept.c - connections from the listening socket to the first byte that the client sends.
  *
  *     accept_some --silent: a struct conn of ours, nothing else-- first bytes --accept_hand_over--> libmicrohttpd
- *                    |                                              |
- *                    +-- refused: over a limit                      +-- refused: a length that it would answer twice
+ *                    |
+ *                    +-- refused: over a limit
  *
  * So a client that connects and says nothing costs some 150 bytes here and no buffer, and is closed by us after
  * --header-timeout-s. At the limit of connections the one that has been idle longest makes room, so that idle ones
@@ -12,7 +12,6 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -24,7 +23,6 @@
 enum {
     ACCEPTS_PER_TURN = 64, /* so that running streams are not held up */
     EVICT_LOOKS = 64,      /* connections looked at for one to close */
-    PEEK_BYTES = 4096,
 };
 static const int64_t second_ns = 1000000000, told_every_ns = 10000000000;
 
@@ -123,6 +121,7 @@ static bool open_silent(struct io_thread *io, int fd, uint64_t address)
     }
     io_link(io, conn);
     io->conn_count++;
+    if (io->conn_count > io->conns_peak) io->conns_peak = io->conn_count;
     set_socket(io, fd);
     atomic_fetch_add_explicit(&io->frontend->stats->connections_accepted, 1, memory_order_relaxed);
     return true;
@@ -185,51 +184,11 @@ void accept_drop(struct io_thread *io, struct conn *conn)
     close(fd);
 }
 
-/* --- a Content-Length that is none --- */
-
-/* The value of the header in these bytes of a head, ptr NULL without. */
-static struct slice find_length(struct slice head)
+static bool starts_with_line(int fd)
 {
-    static const char name[] = "\r\nContent-Length:";
-    const size_t size = sizeof name - 1;
+    char first;
 
-    for (size_t i = 0; i + size <= head.len; i++) {
-        if (head.ptr[i] != '\r' || strncasecmp(head.ptr + i, name, size) != 0) continue;
-        size_t from = i + size, to;
-
-        while (from < head.len && (head.ptr[from] == ' ' || head.ptr[from] == '\t'))
-            from++;
-        for (to = from; to < head.len && head.ptr[to] != '\r'; to++)
-            ;
-        while (to > from && (head.ptr[to - 1] == ' ' || head.ptr[to - 1] == '\t'))
-            to--;
-        return slice_of(head.ptr + from, to - from);
-    }
-    return (struct slice){0};
-}
-
-/* libmicrohttpd 0.9.75 answers such a length itself, and writes the head of that answer twice. Only a connection's first
- * request is looked at here, and only when its head came in one piece: what a later one gets is closed as well. */
-static bool check_length(struct conn *conn, struct api_fault *fault)
-{
-    char bytes[PEEK_BYTES];
-    ssize_t got = recv(conn->fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
-
-    conn->starts_with_line = got > 0 && bytes[0] != '\r' && bytes[0] != '\n';
-    const char *end = got > 0 ? memmem(bytes, (size_t)got, "\r\n\r\n", 4) : NULL;
-
-    if (!end) return true;
-    struct slice value = find_length(slice_of(bytes, (size_t)(end - bytes) + 2));
-    size_t digits = 0;
-
-    while (digits < value.len && value.ptr[digits] >= '0' && value.ptr[digits] <= '9')
-        digits++;
-    if (!value.ptr || (digits == value.len && digits && digits <= 19)) return true;
-    if (digits == value.len && digits)
-        return api_refuse(fault, 413, "request_too_large", NULL,
-                          "The body may have at most %llu bytes.",
-                          (unsigned long long)conn->io->settings->o.body_bytes_max);
-    return api_refuse(fault, 400, NULL, NULL, "Content-Length must be a plain decimal number.");
+    return recv(fd, &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && first != '\r' && first != '\n';
 }
 
 void accept_hand_over(struct io_thread *io, struct conn *conn)
@@ -237,16 +196,9 @@ void accept_hand_over(struct io_thread *io, struct conn *conn)
     struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET, .data.ptr = conn};
     struct sockaddr_storage from = {0};
     socklen_t len = sizeof from;
-    struct api_fault fault;
     int fd = conn->fd;
 
-    if (!io->frontend->options.tls_cert && !check_length(conn, &fault)) {
-        http_answer_by_hand(fd, &fault, NULL);
-        http_stats_count(io->frontend->stats, HTTP_OTHER, ROUTE_UNKNOWN, fault.http_status);
-        forget(io, conn);
-        io_linger(io, fd);
-        return;
-    }
+    conn->starts_with_line = starts_with_line(fd);
     getpeername(fd, (struct sockaddr *)&from, &len);
     io_unlink(io, conn);
     io_link(io, conn);

@@ -116,7 +116,7 @@ void call_count(struct call *call, unsigned status)
         zmq_stats_count(&stats->zmq, ((const struct zmq_call *)call)->kind, status);
     else
         http_stats_count(stats, call->method, call->route, status);
-    if (call->fault.http_status) count_rejected(stats, &call->fault);
+    if (call->fault.http_status && !call->submitted) count_rejected(stats, &call->fault);
     if (status == 499 && call_is_generation(call) && call->received_ns)
         atomic_fetch_add_explicit(&stats->aborted, 1, memory_order_relaxed);
     call_report(call, status, clock_mono_ns());

@@ -168,8 +168,18 @@ void call_end(struct call *call, const char *code, const char *why);
 void call_count(struct call *call, unsigned status);
 /* call_report.c: /stats lists it from here on, until call_count. */
 void call_show(struct call *call);
-/* call_report.c: the record of a request that is over, to all who want it. */
+/* call_report.c: the record of a request that is over: to the counters at once, so that who has its answer finds it counted; its line in
+ * the log and its trace come with reports_tell. */
 void call_report(struct call *call, unsigned status, int64_t now_ns);
+
+/* The records of a thread that ends requests, until the answers of the turn are on their way: a line of the log takes longer to write
+ * than the answer to be sent. */
+enum { REPORTS_MAX = 16 };
+struct reports {
+    uint32_t count;
+    struct request_record records[REPORTS_MAX];
+};
+void reports_tell(struct reports *reports, struct frontend *frontend);
 static inline bool call_is_generation(const struct call *call)
 {
     return call->route == ROUTE_CHAT || call->route == ROUTE_COMPLETIONS;
@@ -199,6 +209,9 @@ void sse_fail(struct call *call, const struct api_fault *fault);
 /* An error answer past libmicrohttpd, straight into a socket that takes it; the connection must end then. request_id may be
  * NULL. */
 void http_answer_by_hand(int fd, const struct api_fault *fault, const char *request_id);
+/* Whether the head of a request that is being read there has a Content-Length that libmicrohttpd does not take: then it has been
+ * answered, and nothing more can be sent. */
+bool http_refuse_length(struct conn *conn);
 /* The headers that every answer has. */
 void http_add_headers(const struct call *call, struct MHD_Response *response);
 
@@ -226,5 +239,6 @@ void io_done(struct call *call);                    /* text thread: hands the ca
 bool io_may_open(struct call *call); /* whether the I/O thread itself may run it: a few a turn */
 void io_again(struct call *call);    /* pump it once more in the next turn */
 struct output_bell *io_bell(struct io_thread *io);
+struct reports *io_reports(struct io_thread *io);
 const struct frontend_options *io_settings(const struct io_thread *io); /* until the turn's end */
 void io_touch(struct conn *conn); /* its last request has ended: its idle time begins */

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "frontend/call.h"
+#include "frontend/zmq.h"
 #include "observe/metrics.h"
 #include "observe/tracer.h"
 
@@ -140,17 +141,27 @@ void call_show(struct call *call)
 void call_report(struct call *call, unsigned status, int64_t now_ns)
 {
     struct frontend *f = call->frontend;
-    struct request_record record;
+    struct reports *reports = call->zmq ? &call->zmq->reports : io_reports(call->conn->io);
 
     if (!call_is_generation(call) || call->method != HTTP_POST) return;
     if (f->options.tracer) trace_context_begin(&call->trace);
-    fill(call, status, now_ns, &record);
-    if (record.submitted) {
-        http_stats_finish(f->stats, &record, now_ns);
-        live_note_ended(&f->stats->live, &record);
+    if (reports->count == REPORTS_MAX) reports_tell(reports, f);
+    struct request_record *record = &reports->records[reports->count++];
+
+    fill(call, status, now_ns, record);
+    if (record->submitted) {
+        http_stats_finish(f->stats, record, now_ns);
+        live_note_ended(&f->stats->live, record);
         live_leave(&f->stats->live, call->live);
         call->live = NULL;
     }
-    request_record_log(&record);
-    tracer_offer(f->options.tracer, &record);
+}
+
+void reports_tell(struct reports *reports, struct frontend *f)
+{
+    for (uint32_t i = 0; i < reports->count; i++) {
+        request_record_log(&reports->records[i]);
+        tracer_offer(f->options.tracer, &reports->records[i]);
+    }
+    reports->count = 0;
 }

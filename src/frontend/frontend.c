@@ -136,11 +136,6 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
     return STATUS_OK;
 }
 
-const char *frontend_zmq_endpoint(const struct frontend *f, uint32_t i)
-{
-    return f->zmq->endpoints[i].text;
-}
-
 uint16_t frontend_port(const struct frontend *f)
 {
     return f->port;
@@ -175,7 +170,7 @@ void frontend_set_progress(struct frontend *f, const char *phase, unsigned perce
 }
 
 enum status frontend_reload(struct frontend *f, const struct frontend_options *options,
-                            struct error *err)
+                            bool *other_zmq_key, struct error *err)
 {
     struct frontend_options merged = *options;
 
@@ -187,6 +182,7 @@ enum status frontend_reload(struct frontend *f, const struct frontend_options *o
     struct zmq_clients *clients = NULL;
     enum status st = auth ? zmq_auth_read(auth, &f->options, &clients, err) : STATUS_OK;
 
+    *other_zmq_key = auth && !st && !zmq_auth_has_key(auth, f->options.zmq_server_key_file);
     if (!st && f->options.tls_cert) st = tls_load(f->options.tls_cert, f->options.tls_key, err);
     if (st) zmq_auth_drop(clients);
     if (st) {
@@ -216,6 +212,7 @@ void frontend_drain(struct frontend *f)
 
 void frontend_refuse(struct frontend *f)
 {
+    if (f->options.reuse_port) listen_steer_away(f->listen_fd);
     atomic_store(&f->leaving, true);
     if (shares_socket(f))
         atomic_store(&f->accepting, false);

@@ -88,8 +88,6 @@ struct frontend_options {
  * anything else is done), STATUS_NOMEM, STATUS_INVALID (host is no address). */
 enum status frontend_start(const struct frontend_options *options, struct frontend **out,
                            struct error *err);
-/* The ZeroMQ endpoint as bound ("tcp://127.0.0.1:40123"), in the order of the options. */
-const char *frontend_zmq_endpoint(const struct frontend *frontend, uint32_t i);
 /* The TCP port in use, 0 for a unix socket. */
 uint16_t frontend_port(const struct frontend *frontend);
 
@@ -101,15 +99,18 @@ enum status frontend_set_ready(struct frontend *frontend, struct engine *engine,
 /* For /ready while loading. phase is copied. Any thread. */
 void frontend_set_progress(struct frontend *frontend, const char *phase, unsigned percent);
 /* Takes the reloadable members of *options, keys and the content of the TLS files and of the list of ZeroMQ clients' keys; no
- * connection is dropped. Requests under way keep the limits that they came with. On an error nothing has changed. Any thread, one at a time. */
+ * connection is dropped. Requests under way keep the limits that they came with. On an error nothing has changed. *other_zmq_key:
+ * the file of the server's own CURVE key has not the one in force any more, which takes a restart and is logged. Any thread, one at a
+ * time. */
 enum status frontend_reload(struct frontend *frontend, const struct frontend_options *options,
-                            struct error *err);
+                            bool *other_zmq_key, struct error *err);
 
 /* /ready turns 503; a socket that another daemon shares is left to it; until frontend_refuse (with such a socket also after
  * it) each answer is the last of its connection. */
 void frontend_drain(struct frontend *frontend);
-/* New generation requests get 503 server_draining from here on; running ones go on. After frontend_drain. Where another
- * daemon shares the socket no new connection is taken instead, and those that are there are served once more each. */
+/* New generation requests get 503 server_draining from here on; running ones go on. After frontend_drain, or just before it
+ * where there is no grace: then all whom /ready tells are refused. Where another daemon shares the socket no new connection
+ * is taken instead, and those that are there are served once more each. */
 void frontend_refuse(struct frontend *frontend);
 /* Takes both back. */
 void frontend_resume(struct frontend *frontend);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -228,6 +229,32 @@ static enum MHD_Result first_call(struct call *call, struct MHD_Connection *mhd,
     call->refused_early = true;
     call->conn->linger_fd = dup(call->conn->fd);
     return queue_answer(call, mhd);
+}
+
+/* --- a Content-Length that is none --- */
+
+bool http_refuse_length(struct conn *conn)
+{
+    struct call *call = conn->call;
+    struct api_fault fault;
+
+    if (!conn->mhd || !call || call->state != CALL_HEAD || call->refused_early) return false;
+    const char *value =
+        MHD_lookup_connection_value(conn->mhd, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    size_t digits = value ? strspn(value, "0123456789") : 0;
+
+    if (!value || (digits && !value[digits] && digits < 20)) return false;
+    if (digits && !value[digits])
+        api_refuse(&fault, 413, "request_too_large", NULL, "The body may have at most %llu bytes.",
+                   (unsigned long long)settings_of(call)->body_bytes_max);
+    else
+        api_refuse(&fault, 400, NULL, NULL, "Content-Length must be a plain decimal number.");
+    call->refused_early = true;
+    conn->linger_fd = dup(conn->fd);
+    http_answer_by_hand(conn->fd, &fault, call->request_id[0] ? call->request_id : NULL);
+    shutdown(conn->fd, SHUT_WR); /* libmicrohttpd's own answer goes nowhere, and it closes */
+    http_stats_count(call->frontend->stats, HTTP_OTHER, ROUTE_UNKNOWN, fault.http_status);
+    return true;
 }
 
 /* --- the body --- */

@@ -49,6 +49,11 @@ struct output_bell *io_bell(struct io_thread *io)
     return &io->bell;
 }
 
+struct reports *io_reports(struct io_thread *io)
+{
+    return &io->reports;
+}
+
 const struct frontend_options *io_settings(const struct io_thread *io)
 {
     return &io->settings->o;
@@ -163,11 +168,33 @@ static void forget_again(struct io_thread *io, struct call *call)
         }
 }
 
+/* Asks for what pump will touch of a stream that comes soon. */
+static void fetch(const struct request *r)
+{
+    const struct call *call = r->frontend;
+
+    output_ring_fetch(r->ring);
+    if (call) __builtin_prefetch(&call->state);
+    if (call) __builtin_prefetch(&call->api);
+    if (call) __builtin_prefetch(&call->out);
+}
+
 static void answer_bell(struct io_thread *io)
 {
+    enum { FAR = 6, NEAR = 3 };
     struct request *next, *r = output_bell_take(&io->bell);
+    const struct request *far = r, *near = r;
 
+    for (int i = 0; far && i < FAR; i++) {
+        if (i >= FAR - NEAR) near = output_bell_look(near);
+        far = output_bell_look(far);
+    }
     for (; r; r = next) {
+        if (far) {
+            fetch(near);
+            near = output_bell_look(near);
+            far = output_bell_look(far);
+        }
         next = output_bell_next(r);
         struct call *call = r->frontend;
 
@@ -344,12 +371,13 @@ static void sweep_conn(struct io_thread *io, struct conn *conn, int64_t now)
     }
 }
 
-/* After a crowd has left: libmicrohttpd's pools are of a size that malloc keeps. */
+/* After a crowd has left, also one that was there between two sweeps only: libmicrohttpd's pools are of a size that malloc keeps.
+ * Once more when most of the rest has left too. */
 static void give_back(struct io_thread *io)
 {
-    if (io->conn_count > io->conns_peak) io->conns_peak = io->conn_count;
     if (io->conns_peak < CROWD || io->conn_count > io->conns_peak / 4) return;
     io->conns_peak = io->conn_count;
+    if (io->conns_peak > CROWD / 4 && io->conns_peak < CROWD) io->conns_peak = CROWD;
     malloc_trim(0);
 }
 
@@ -469,6 +497,7 @@ static void turn(struct io_thread *io, int ms)
         MHD_run(io->mhd); /* answers that are there already; it may open a few more */
     }
     io->opened_here = 0;
+    reports_tell(&io->reports, io->frontend);
     int64_t now = clock_mono_ns();
 
     if (linger) read_lingers(io, now);
@@ -522,16 +551,29 @@ static void *io_main(void *arg)
     wind_down(io);
     MHD_stop_daemon(io->mhd);
     io->mhd = NULL;
+    reports_tell(&io->reports, io->frontend);
     return NULL;
 }
 
 /* --- life --- */
 
+/* libmicrohttpd 0.9.75 answers a Content-Length that is no number, or is too large for it, itself, and writes the head of that
+ * answer twice. It tells its log before it does, in the middle of MHD_run, but not of which connection: the one whose head is being
+ * read and has such a length. With TLS nothing can be written past it. */
+static void refuse_length(struct io_thread *io)
+{
+    struct conn *conn = io->conns;
+
+    if (io->frontend->options.tls_cert) return;
+    while (conn && !http_refuse_length(conn))
+        conn = conn->next;
+}
+
 static void log_mhd(void *cls, const char *format, va_list args)
 {
     char text[256];
 
-    (void)cls;
+    if (strstr(format, "Content-Length")) refuse_length(cls);
     vsnprintf(text, sizeof text, format, args);
     text[strcspn(text, "\n")] = 0;
     log_debug("http", "says=\"%s\"", text);
@@ -559,7 +601,7 @@ static struct MHD_Daemon *start_mhd(struct io_thread *io, uint32_t connections_m
 
     return MHD_start_daemon(
         flags | (https ? MHD_USE_TLS : 0), 0, NULL, NULL, http_handle, io->frontend,
-        MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_CONNECTION_LIMIT, limit,
+        MHD_OPTION_EXTERNAL_LOGGER, log_mhd, io, MHD_OPTION_CONNECTION_LIMIT, limit,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)MHD_POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
         0u, MHD_OPTION_NOTIFY_CONNECTION, on_connection, io, MHD_OPTION_NOTIFY_COMPLETED,
         on_completed, io, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, io,

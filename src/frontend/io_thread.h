@@ -40,6 +40,7 @@ struct io_thread {
     int epoll_fd, mhd_epoll_fd, wake_fd;
     struct MHD_Daemon *mhd;
     struct output_bell bell;
+    struct reports reports;
     struct conn *conns,
         *conns_end; /* all connections of this thread, the last to have become active first */
     int64_t swept_ns;

@@ -198,7 +198,7 @@ static void turn(struct zmq_front *z, long ms)
     if (items[1].revents) answer_visit(z);
     if (z->zap && items[3].revents) zmq_auth_answer(z);
     take_again(z);
-    zmq_client_flush_all(z);
+    zmq_client_flush_all(z); /* answers first */
     while (items[0].revents && taken++ < MESSAGES_PER_TURN && receive(z))
         continue;
     if (z->opened_here) take_done(z);
@@ -206,6 +206,7 @@ static void turn(struct zmq_front *z, long ms)
     if (z->stuck_count) zmq_client_retry(z);
     zmq_client_sweep(z, clock_mono_ns());
     zmq_client_flush_all(z);
+    reports_tell(&z->reports, z->frontend);
 }
 
 /* Ends what is open, waits for the text threads, and a moment for the bytes. */

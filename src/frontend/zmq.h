@@ -99,6 +99,7 @@ struct zmq_front {
     struct zmq_call *again, *orphans; /* orphans: with a text thread, their client gone */
     uint64_t secret;
     struct zmq_blocks blocks; /* memory of messages that have been sent */
+    struct reports reports;
     int64_t swept_ns;
     bool draining; /* of the thread: it ends */
     pthread_mutex_t lock;
@@ -176,10 +177,12 @@ struct zmq_clients; /* a list of clients' keys */
  * client keys. *out is NULL without keys. Errors: STATUS_INVALID, STATUS_IO, STATUS_NOT_FOUND. */
 enum status zmq_auth_create(struct zmq_front *front, struct zmq_auth **out, struct error *err);
 void zmq_auth_destroy(struct zmq_auth *auth); /* takes NULL */
-/* Reads the files again; any thread. *out: for zmq_auth_take, or zmq_auth_drop; NULL: there is nothing to be taken. The server's
- * own key stays that of the start: libzmq takes another one only with all connections closed. Errors: as above. */
+/* Reads the list again; any thread. *out: for zmq_auth_take, or zmq_auth_drop; NULL: there is nothing to be taken. Errors: as above. */
 enum status zmq_auth_read(const struct zmq_auth *auth, const struct frontend_options *options,
                           struct zmq_clients **out, struct error *err);
+/* Whether the file has the server's own key that is in force; if not (or if it cannot be read) the log says why. That key stays: libzmq
+ * takes another one only with all connections closed, so a file that has gone is no fault before the next start. */
+bool zmq_auth_has_key(const struct zmq_auth *auth, const char *path);
 /* The new list is in force, for handshakes and for messages. Takes `clients`. Any thread. */
 void zmq_auth_take(struct zmq_auth *auth, struct zmq_clients *clients);
 void zmq_auth_drop(struct zmq_clients *clients); /* takes NULL */

@@ -192,17 +192,23 @@ void zmq_auth_destroy(struct zmq_auth *auth)
 enum status zmq_auth_read(const struct zmq_auth *auth, const struct frontend_options *o,
                           struct zmq_clients **out, struct error *err)
 {
-    unsigned char key[KEY_BYTES];
-    char public_text[KEY_TEXT + 1] = "";
-    enum status st = read_server_key(o->zmq_server_key_file, key, public_text, err);
-
     *out = NULL;
+    return auth->has_list ? read_clients(o->zmq_client_keys_file, out, err) : STATUS_OK;
+}
+
+bool zmq_auth_has_key(const struct zmq_auth *auth, const char *path)
+{
+    unsigned char key[KEY_BYTES];
+    char public_text[KEY_TEXT + 1] = "", quoted[1024];
+    struct error err;
+    enum status st = read_server_key(path, key, public_text, &err);
+
     explicit_bzero(key, sizeof key);
-    if (!st && o->zmq_client_keys_file) st = read_clients(o->zmq_client_keys_file, out, err);
-    if (!st && memcmp(public_text, auth->server_key, KEY_TEXT) != 0)
-        log_warn("option not reloaded",
-                 "option=zmq_server_key_file why=\"its key has changed, which takes a restart\"");
-    return st;
+    if (!st && memcmp(public_text, auth->server_key, KEY_TEXT) == 0) return true;
+    if (!st) error_set(&err, STATUS_INVALID, "its key has changed, which takes a restart");
+    log_warn("option not reloaded", "option=zmq_server_key_file why=%s",
+             log_quote(slice_str(err.message), quoted, sizeof quoted));
+    return false;
 }
 
 void zmq_auth_take(struct zmq_auth *auth, struct zmq_clients *clients)

@@ -1,6 +1,7 @@
 #include "kv/kv_prefix.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,12 +24,17 @@ struct blocks { /* the index's side of one group */
     uint32_t held; /* in a group with a window */
 };
 
+/* A place of the table of keys: open addressing, from the low bits of the hash on. It carries the hash, so that other keys are passed over without a
+ * look at their entries, and so that other threads may guess (kv_prefix_guess): hash << 32 | WHOLE | entry. */
+#define FREE  UINT64_MAX
+#define WHOLE (UINT64_C(1) << 31) /* the entry has its block in each group with a window */
+
 struct kv_prefix {
     struct kv_space *space;
     uint32_t span, capacity;
     uint64_t secret, serials;
-    uint32_t *buckets; /* [bucket_mask + 1] */
-    uint32_t bucket_mask;
+    _Atomic uint64_t *places; /* [place_mask + 1], at most half of them taken */
+    uint32_t place_mask;
     struct kv_block *entries; /* [capacity], the pool's, by block of names */
     int32_t *tokens;          /* [capacity][span] */
     struct blocks groups[KV_GROUPS_MAX];
@@ -36,50 +42,106 @@ struct kv_prefix {
     uint32_t pin_count, pins_max; /* entries with a pin; bound of them */
     uint32_t now_s;
     uint64_t evicted;
-    uint64_t losses; /* blocks that entries lost in groups with a window */
+    uint64_t losses;    /* blocks that entries lost in groups with a window */
+    uint32_t need_most; /* of the groups with a window; 0: there is none */
 };
 
 struct kv_chain kv_chain_start(uint64_t salt)
 {
-    return (struct kv_chain){salt, true};
+    return (struct kv_chain){salt, salt, true};
 }
 
-struct kv_chain kv_chain_after(uint64_t serial)
+struct kv_chain kv_prefix_behind(const struct kv_prefix *p, uint32_t e)
 {
-    return (struct kv_chain){serial, false};
+    return (struct kv_chain){p->entries[e].serial, p->entries[e].name, false};
 }
 
-static uint32_t hash_key(const struct kv_prefix *p, struct kv_chain chain, const int32_t *tokens)
+/* The name of the text behind the span. Its low half is the hash of the key. */
+static uint64_t name_behind(const struct kv_prefix *p, const struct kv_chain *chain,
+                            const int32_t *tokens)
 {
     uint64_t h = hash_bytes(tokens, p->span * sizeof *tokens, p->secret);
 
-    return (uint32_t)hash_mix64(h ^ hash_mix64(chain.serial + chain.start));
+    return hash_mix64(h ^ hash_mix64(chain->name + chain->start));
 }
 
-static bool is_key(const struct kv_prefix *p, uint32_t e, uint32_t hash, struct kv_chain chain,
+static bool is_key(const struct kv_prefix *p, uint32_t e, struct kv_chain chain,
                    const int32_t *tokens)
 {
     const struct kv_block *entry = &p->entries[e];
 
-    return entry->hash == hash && entry->chain_serial == chain.serial &&
-           entry->chain_start == chain.start &&
+    return entry->chain_serial == chain.serial && entry->chain_start == chain.start &&
            memcmp(p->tokens + (size_t)e * p->span, tokens, p->span * sizeof *tokens) == 0;
 }
 
-static uint32_t find(const struct kv_prefix *p, uint32_t hash, struct kv_chain *chain,
-                     const int32_t *tokens)
+static uint64_t place(const struct kv_prefix *p, uint32_t at)
 {
-    uint32_t e = p->buckets[hash & p->bucket_mask];
+    return atomic_load_explicit(&p->places[at], memory_order_relaxed);
+}
 
-    while (e != NONE && !is_key(p, e, hash, *chain, tokens))
-        e = p->entries[e].bucket_next;
-    if (e != NONE) *chain = (struct kv_chain){p->entries[e].serial, false};
-    return e;
+static void set_place(struct kv_prefix *p, uint32_t at, uint64_t place)
+{
+    atomic_store_explicit(&p->places[at], place, memory_order_relaxed);
+}
+
+static uint32_t hash_in(uint64_t place)
+{
+    return (uint32_t)(place >> 32);
+}
+
+static uint32_t entry_in(uint64_t place)
+{
+    return (uint32_t)(place & (WHOLE - 1));
+}
+
+/* *free_at: where it would be put, if there is none. */
+static uint32_t find(const struct kv_prefix *p, uint64_t name, struct kv_chain *chain,
+                     const int32_t *tokens, uint32_t *free_at)
+{
+    uint32_t at = (uint32_t)name & p->place_mask;
+
+    for (uint64_t there; (there = place(p, at)) != FREE; at = (at + 1) & p->place_mask) {
+        uint32_t e = entry_in(there);
+
+        if (hash_in(there) != (uint32_t)name || !is_key(p, e, *chain, tokens)) continue;
+        *chain = kv_prefix_behind(p, e);
+        return e;
+    }
+    *free_at = at;
+    return NONE;
+}
+
+static uint32_t place_of(const struct kv_prefix *p, uint32_t e)
+{
+    uint32_t at = (uint32_t)p->entries[e].name & p->place_mask;
+
+    while (entry_in(place(p, at)) != e)
+        at = (at + 1) & p->place_mask;
+    return at;
+}
+
+/* Its place is free again; those behind it that it had pushed on move up. */
+static void vacate(struct kv_prefix *p, uint32_t e)
+{
+    uint32_t mask = p->place_mask, at = place_of(p, e);
+    uint64_t there;
+
+    for (uint32_t next = (at + 1) & mask; (there = place(p, next)) != FREE;
+         next = (next + 1) & mask) {
+        uint32_t home = hash_in(there) & mask;
+
+        if (((next - home) & mask) < ((next - at) & mask)) continue; /* its home is behind `at` */
+        set_place(p, at, there);
+        at = next;
+    }
+    set_place(p, at, FREE);
 }
 
 uint32_t kv_prefix_find(const struct kv_prefix *p, struct kv_chain *chain, const int32_t *tokens)
 {
-    return find(p, hash_key(p, *chain, tokens), chain, tokens);
+    uint32_t at;
+
+    return find(p, name_behind(p, chain, tokens), chain, tokens, &at);
 }
 
 struct kv_chain kv_prefix_chain_of(const struct kv_prefix *p, const struct kv_seq *seq,
@@ -90,7 +152,7 @@ struct kv_chain kv_prefix_chain_of(const struct kv_prefix *p, const struct kv_se
     while (count > 0 && !p->entries[blocks[count - 1]].serial)
         count--;
     *known = count;
-    return count ? kv_chain_after(p->entries[blocks[count - 1]].serial) : kv_chain_start(salt);
+    return count ? kv_prefix_behind(p, blocks[count - 1]) : kv_chain_start(salt);
 }
 
 bool kv_prefix_ready(const struct kv_prefix *p, uint32_t e, uint64_t done_seq_no)
@@ -197,9 +259,49 @@ bool kv_prefix_landing(const struct kv_prefix *p, struct kv_landing *walk, uint3
     return lands;
 }
 
+/* What some entry with the hash says of itself; FREE: there is none. */
+static uint64_t glance(const struct kv_prefix *p, uint32_t hash)
+{
+    uint32_t at = hash & p->place_mask;
+    uint64_t there;
+
+    while ((there = place(p, at)) != FREE && hash_in(there) != hash)
+        at = (at + 1) & p->place_mask;
+    return there;
+}
+
+/* Of the groups with a window the one that needs most decides. */
+uint32_t kv_prefix_guess(const struct kv_prefix *p, uint64_t salt, const int32_t *tokens,
+                         uint32_t count)
+{
+    struct kv_chain chain = kv_chain_start(salt);
+    uint32_t whole = 0, lands = 0;
+
+    for (uint32_t i = 0; p->span && i < count; i++) {
+        chain.name = name_behind(p, &chain, tokens + (size_t)i * p->span);
+        chain.start = false;
+        uint64_t there = glance(p, (uint32_t)chain.name);
+        if (there == FREE) break;
+        whole = there & WHOLE ? whole + 1 : 0;
+        if (whole >= (p->need_most < i + 1 ? p->need_most : i + 1)) lands = i + 1;
+    }
+    return lands;
+}
+
 uint64_t kv_prefix_losses(const struct kv_prefix *p)
 {
     return p->losses;
+}
+
+/* For other threads' guesses. */
+static void tell_whole(struct kv_prefix *p, uint32_t e)
+{
+    uint32_t at = place_of(p, e);
+    uint64_t whole = WHOLE;
+
+    for (uint32_t g = 0; g < p->space->group_count; g++)
+        if (has_window(p, g) && block_in(p, e, g) == NONE) whole = 0;
+    set_place(p, at, (place(p, at) & ~WHOLE) | whole);
 }
 
 /* The entry has lost its block there. */
@@ -231,6 +333,7 @@ void kv_prefix_complete(struct kv_prefix *p, uint32_t e, const struct kv_seq *se
         p->groups[g].held++;
         kv_pool_ref(p->space->pools[g], block);
     }
+    if (p->need_most) tell_whole(p, e);
 }
 
 /* Of an entry that goes to a list or leaves it: blocks that nobody uses go with it to LIST_PINNED and back. */
@@ -328,15 +431,10 @@ bool kv_prefix_unpin_idle(struct kv_prefix *p, uint32_t most)
 /* The entry is none any more; its blocks lose the index's reference. */
 static void forget(struct kv_prefix *p, uint32_t e)
 {
-    struct kv_block *entry = &p->entries[e];
-    uint32_t *at = &p->buckets[entry->hash & p->bucket_mask];
-
-    while (*at != e)
-        at = &p->entries[*at].bucket_next;
-    *at = entry->bucket_next;
+    vacate(p, e);
     unpin(p, e);
     delist_entry(p, e);
-    entry->serial = 0;
+    p->entries[e].serial = 0;
     p->entry_count--;
     for (uint32_t g = 0; g < p->space->table_count; g++) {
         uint32_t block = block_in(p, e, g);
@@ -348,6 +446,15 @@ static void forget(struct kv_prefix *p, uint32_t e)
     }
 }
 
+/* What the next eviction will touch: it comes after some other work, as a rule. */
+static void fetch_ahead(const struct kv_prefix *p, uint32_t e)
+{
+    if (e == NONE) return;
+    __builtin_prefetch(&p->places[(uint32_t)p->entries[e].name & p->place_mask], 1);
+    __builtin_prefetch(p->tokens + (size_t)e * p->span, 1);
+    if (p->entries[e].next != NONE) __builtin_prefetch(&p->entries[p->entries[e].next], 1);
+}
+
 static void evict_oldest(void *ctx)
 {
     struct blocks *b = ctx;
@@ -355,13 +462,17 @@ static void evict_oldest(void *ctx)
 
     if (has_window(p, b->group)) {
         assert(b->lists[LIST_IDLE].first != NONE);
+        uint32_t block = b->lists[LIST_IDLE].first, e = b->lines[block].entry;
+
         p->losses++;
-        lose(p, b->group, b->lists[LIST_IDLE].first);
+        lose(p, b->group, block);
+        tell_whole(p, e);
         return;
     }
     assert(names_of(p)->lists[LIST_IDLE].first != NONE);
     p->evicted++;
     forget(p, names_of(p)->lists[LIST_IDLE].first);
+    fetch_ahead(p, names_of(p)->lists[LIST_IDLE].first);
 }
 
 void kv_prefix_dropped(struct kv_prefix *p, uint32_t group, uint32_t block)
@@ -413,8 +524,9 @@ bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *t
                    const struct kv_seq *seq, uint32_t index, uint32_t owner)
 {
     struct kv_chain there = *chain;
-    uint32_t e = seq->tables[p->space->names].blocks[index], hash = hash_key(p, *chain, tokens);
-    uint32_t found = find(p, hash, &there, tokens), *bucket = &p->buckets[hash & p->bucket_mask];
+    uint64_t name = name_behind(p, chain, tokens);
+    uint32_t e = seq->tables[p->space->names].blocks[index], at;
+    uint32_t found = find(p, name, &there, tokens, &at);
 
     if (found != NONE) { /* ours already, or another's: then ours stays private */
         if (found == e) *chain = there;
@@ -425,13 +537,12 @@ bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *t
     entry->serial = ++p->serials;
     entry->chain_serial = chain->serial;
     entry->chain_start = chain->start;
-    entry->hash = hash;
+    entry->name = name;
     entry->owner = owner;
     entry->seq_no = 0;
     entry->pinned_s = entry->keeps_window = 0;
     entry->list = LIST_NONE;
-    entry->bucket_next = *bucket;
-    *bucket = e;
+    set_place(p, at, name << 32 | WHOLE | e);
     memcpy(p->tokens + (size_t)e * p->span, tokens, p->span * sizeof *tokens);
     p->entry_count++;
     for (uint32_t g = 0; g < p->space->table_count; g++) {
@@ -441,7 +552,7 @@ bool kv_prefix_put(struct kv_prefix *p, struct kv_chain *chain, const int32_t *t
         if (!window) kv_pool_ref(p->space->pools[g], seq->tables[g].blocks[index]);
     }
     kv_prefix_complete(p, e, seq, index);
-    *chain = (struct kv_chain){entry->serial, false};
+    *chain = kv_prefix_behind(p, e);
     return true;
 }
 
@@ -485,6 +596,7 @@ static void init_group(struct kv_prefix *p, uint32_t group)
     b->group = group;
     b->lines = kv_pool_blocks(p->space->pools[group]);
     b->need = g->window ? (g->window - 1 + g->block_tokens - 1) / g->block_tokens : UINT32_MAX;
+    if (g->window && b->need > p->need_most) p->need_most = b->need;
     for (int i = 0; i < LISTS; i++)
         b->lists[i].first = b->lists[i].last = NONE;
     kv_pool_set_reclaim(p->space->pools[group], evict_oldest, b);
@@ -493,7 +605,7 @@ static void init_group(struct kv_prefix *p, uint32_t group)
 enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
 {
     struct kv_prefix *p = calloc(1, sizeof *p);
-    uint32_t buckets = 1;
+    uint32_t places = 1;
 
     if (!p) return STATUS_NOMEM;
     p->space = space;
@@ -501,17 +613,20 @@ enum status kv_prefix_create(struct kv_space *space, struct kv_prefix **out)
     p->capacity = kv_pool_capacity(space->pools[space->names]);
     p->secret = hash_secret();
     p->pins_max = p->capacity / PINNED_PART;
-    while (buckets < 2 * p->capacity) /* most look-ups touch no other entry */
-        buckets *= 2;
-    p->bucket_mask = buckets - 1;
-    p->buckets = malloc(buckets * sizeof *p->buckets);
+    while (places < 2 * p->capacity)
+        places *= 2;
+    p->place_mask = places - 1;
+    size_t tokens_bytes = (size_t)p->capacity * (p->span ? p->span : 1) * sizeof *p->tokens;
+    p->places = malloc(places * sizeof *p->places);
     p->entries = kv_pool_blocks(space->pools[space->names]);
-    p->tokens = calloc((size_t)p->capacity * (p->span ? p->span : 1), sizeof *p->tokens);
-    if (!p->buckets || !p->tokens) {
+    p->tokens = malloc(tokens_bytes);
+    if (!p->places || !p->tokens) {
         kv_prefix_destroy(p);
         return STATUS_NOMEM;
     }
-    memset(p->buckets, 0xff, buckets * sizeof *p->buckets);
+    for (uint32_t at = 0; at < places; at++)
+        atomic_init(&p->places[at], FREE);
+    memset(p->tokens, 0, tokens_bytes); /* takes the pages now, not while serving */
     for (uint32_t g = 0; g < space->table_count; g++)
         init_group(p, g);
     *out = p;
@@ -524,10 +639,12 @@ void kv_prefix_destroy(struct kv_prefix *p)
     bool whole = p->groups[0].prefix != NULL;
 
     if (whole) kv_prefix_unpin_idle(p, UINT32_MAX);
-    while (whole && names_of(p)->lists[LIST_IDLE].first != NONE)
+    while (whole && names_of(p)->lists[LIST_IDLE].first != NONE) {
         forget(p, names_of(p)->lists[LIST_IDLE].first);
+        fetch_ahead(p, names_of(p)->lists[LIST_IDLE].first);
+    }
     assert(p->entry_count == 0);
-    free(p->buckets);
+    free(p->places);
     free(p->tokens);
     free(p);
 }
@@ -589,10 +706,31 @@ static void check_window(const struct kv_prefix *p, uint32_t e, uint32_t group,
     counts[group].lists[line->list]++;
 }
 
+/* Each entry is found: no free place stands between its home and it. */
+static void check_places(const struct kv_prefix *p)
+{
+    uint32_t taken = 0;
+
+    for (uint32_t at = 0; at <= p->place_mask; at++) {
+        uint64_t there = place(p, at);
+        uint32_t e = entry_in(there);
+
+        if (there == FREE) continue;
+        assert(p->entries[e].serial && (uint32_t)p->entries[e].name == hash_in(there));
+        assert(place_of(p, e) == at);
+        for (uint32_t i = hash_in(there) & p->place_mask; i != at; i = (i + 1) & p->place_mask)
+            assert(place(p, i) != FREE);
+        taken++;
+    }
+    assert(taken == p->entry_count);
+}
+
 void kv_prefix_check(const struct kv_prefix *p)
 {
     struct block_counts counts[KV_GROUPS_MAX] = {0};
     uint32_t names = p->space->names, pins = 0;
+
+    check_places(p);
 
     for (uint32_t e = 0; e < p->capacity; e++) {
         const struct kv_block *entry = &p->entries[e];

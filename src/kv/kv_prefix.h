@@ -14,7 +14,7 @@
  * Off where groups have different block sizes: then nothing is ever found.
  * Invariants (kv_prefix_check): entries = blocks of names that the index holds; idle = those with one reference, in each group; whoever holds an
  * entry's block in some group holds its name.
- * Thread: engine thread only. Memory: all taken by kv_prefix_create. */
+ * Thread: engine thread only, but for kv_prefix_guess. Memory: all taken by kv_prefix_create. */
 #pragma once
 
 #include <stdbool.h>
@@ -38,11 +38,12 @@ uint32_t kv_prefix_span(const struct kv_prefix *prefix);
 /* A place in a chain: where the next span is looked up. */
 struct kv_chain {
     uint64_t serial; /* of the entry before; the salt at the start */
+    uint64_t name;   /* of all the text before, by a secret hash; the salt at the start */
     bool start;
 };
 struct kv_chain kv_chain_start(uint64_t salt);
-/* Behind an entry of which the serial is known. */
-struct kv_chain kv_chain_after(uint64_t serial);
+/* Behind an entry. */
+struct kv_chain kv_prefix_behind(const struct kv_prefix *prefix, uint32_t entry);
 
 /* The entry of the span with these tokens at `chain`, moving chain on; KV_PREFIX_NONE: there is none, chain is left. */
 uint32_t kv_prefix_find(const struct kv_prefix *prefix, struct kv_chain *chain,
@@ -65,6 +66,11 @@ struct kv_landing kv_landing_at(uint32_t spans);
 bool kv_prefix_landing(const struct kv_prefix *prefix, struct kv_landing *walk, uint32_t entry);
 /* While it stays the same, places to begin stay so. */
 uint64_t kv_prefix_losses(const struct kv_prefix *prefix);
+
+/* Any thread: behind how many of the first `count` spans a text could begin, READY or PENDING. A guess: entries come and go
+ * meanwhile, and hashes are all that is compared (one in 2^32 is wrong). */
+uint32_t kv_prefix_guess(const struct kv_prefix *prefix, uint64_t salt, const int32_t *tokens,
+                         uint32_t count);
 
 /* Behind the first spans of seq that are entries, of its first `count`. *known: how many they are. */
 struct kv_chain kv_prefix_chain_of(const struct kv_prefix *prefix, const struct kv_seq *seq,

@@ -139,10 +139,19 @@ void kv_seq_grow(struct kv_seq *seq, struct kv_space *space, uint32_t tokens)
         kv_seq_grow_group(seq, space, g, tokens);
 }
 
+/* Nearly always, for the next token. */
+static bool has_places(const struct kv_seq *seq, const struct kv_space *space, uint32_t tokens)
+{
+    for (uint32_t g = 0; g < space->table_count; g++)
+        if ((uint64_t)seq->tables[g].count * space->groups[g].block_tokens < tokens) return false;
+    return true;
+}
+
 enum status kv_seq_extend(struct kv_seq *seq, struct kv_space *space, uint32_t tokens)
 {
     uint32_t more[KV_GROUPS_MAX];
 
+    if (has_places(seq, space, tokens)) return STATUS_OK;
     for (uint32_t g = 0; g < space->table_count; g++) {
         const struct kv_table *table = &seq->tables[g];
         uint32_t blocks = kv_space_blocks(space, g, tokens), has = table->count + table->promised;

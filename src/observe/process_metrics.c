@@ -41,14 +41,16 @@ static double boot_time(void)
     return (double)(wall.tv_sec - up.tv_sec) + (double)(wall.tv_nsec - up.tv_nsec) * 1e-9;
 }
 
+/* Negative where none is left to look with: then all that may be are open. */
 static int count_files(void)
 {
     DIR *dir = opendir("/proc/self/fd");
     int count = -3; /* ".", ".." and this very folder */
 
-    while (dir && readdir(dir))
+    if (!dir) return -1;
+    while (readdir(dir))
         count++;
-    if (dir) closedir(dir);
+    closedir(dir);
     return count;
 }
 
@@ -58,6 +60,7 @@ void process_metrics(struct buf *out)
     long long pages;
     struct rusage usage;
     struct rlimit limit;
+    int open_files = count_files();
 
     getrusage(RUSAGE_SELF, &usage);
     put(out, "process_cpu_seconds_total", "counter", "User and system CPU time.",
@@ -70,8 +73,9 @@ void process_metrics(struct buf *out)
         put(out, "process_start_time_seconds", "gauge", "Start of the process, unix time.",
             boot_time() + (double)start / (double)sysconf(_SC_CLK_TCK));
     }
-    put(out, "process_open_fds", "gauge", "Open file descriptors.", count_files());
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
-        put(out, "process_max_fds", "gauge", "Most file descriptors that may be open.",
-            (double)limit.rlim_cur);
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return;
+    put(out, "process_open_fds", "gauge", "Open file descriptors.",
+        open_files < 0 ? (double)limit.rlim_cur : (double)open_files);
+    put(out, "process_max_fds", "gauge", "Most file descriptors that may be open.",
+        (double)limit.rlim_cur);
 }

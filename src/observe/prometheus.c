@@ -78,7 +78,7 @@ static void put_rejected(struct buf *out, const struct http_stats *http)
     static const char *const reasons[REJECT_REASONS] = {"queue_full", "loading", "draining",
                                                         "unavailable"};
 
-    family(out, "requests_rejected_total", "counter", "Requests refused with 429 or 503.");
+    family(out, "requests_rejected_total", "counter", "Requests refused with 429 or 503 before they were admitted.");
     for (int i = 0; i < REJECT_REASONS; i++)
         buf_printf(out, "inferd_requests_rejected_total{reason=\"%s\"} %" PRIu64 "\n", reasons[i],
                    atomic_load_explicit(&http->rejected[i], memory_order_relaxed));

@@ -18,7 +18,7 @@ enum { TRIES_MAX = 5, ANSWER_BYTES_MAX = 64 << 10, ANSWER_MS_MAX = 10000 };
 static const int64_t second_ns = 1000000000, last_words_ns = 2000000000;
 
 struct tracer {
-    char *url, *service_name, *service_version, *resource_attributes;
+    char *url, *shown_url, *service_name, *service_version, *resource_attributes;
     char instance_id[33];
     struct curl_slist *headers;
     double ratio;
@@ -163,7 +163,8 @@ static enum sent post(struct tracer *t, const struct buf *body, int64_t *retry_a
     buf_fini(&answer);
     if (code) {
         if (!t->complained)
-            log_warn("traces not sent", "url=%s why=\"%s\"", t->url, curl_easy_strerror(code));
+            log_warn("traces not sent", "url=%s why=\"%s\"", t->shown_url,
+                     curl_easy_strerror(code));
         t->complained = true;
         return SENT_NOT;
     }
@@ -171,11 +172,11 @@ static enum sent post(struct tracer *t, const struct buf *body, int64_t *retry_a
     curl_easy_getinfo(t->curl, CURLINFO_RETRY_AFTER, &retry_after_s);
     *retry_after_ns = retry_after_s > 60 ? 60 * second_ns : retry_after_s * second_ns;
     if (status >= 200 && status < 300) {
-        if (t->complained) log_info("traces sent again", "url=%s", t->url);
+        if (t->complained) log_info("traces sent again", "url=%s", t->shown_url);
         t->complained = false;
         return SENT;
     }
-    if (!t->complained) log_warn("traces not taken", "url=%s status=%ld", t->url, status);
+    if (!t->complained) log_warn("traces not taken", "url=%s status=%ld", t->shown_url, status);
     t->complained = true;
     return status == 429 || status == 502 || status == 503 || status == 504 ? SENT_NOT
                                                                             : SENT_REFUSED;
@@ -252,6 +253,29 @@ static bool make_headers(struct tracer *t, const char *list)
     return true;
 }
 
+/* The URL as logs may have it: no user, no password, no query. NULL: no memory. */
+static char *without_secrets(const char *url)
+{
+    static const CURLUPart secrets[] = {CURLUPART_USER, CURLUPART_PASSWORD, CURLUPART_QUERY};
+    CURLU *parts = curl_url();
+    char *whole = NULL, *out;
+
+    if (!parts) return NULL;
+    if (!curl_url_set(parts, CURLUPART_URL, url, 0))
+        for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++)
+            curl_url_set(parts, secrets[i], NULL, 0);
+    curl_url_get(parts, CURLUPART_URL, &whole, 0);
+    out = strdup(whole ? whole : "");
+    curl_free(whole);
+    curl_url_cleanup(parts);
+    return out;
+}
+
+const char *tracer_shown_url(const struct tracer *tracer)
+{
+    return tracer->shown_url;
+}
+
 static bool set_up_curl(struct tracer *t)
 {
     t->curl = curl_easy_init();
@@ -276,13 +300,15 @@ static bool copy_options(struct tracer *t, const struct tracer_options *o)
     t->ratio = o->ratio;
     t->pause_ns = o->pause_ms ? (int64_t)o->pause_ms * 1000000 : second_ns;
     t->url = strdup(o->url);
+    t->shown_url = without_secrets(o->url);
     t->service_name = strdup(o->service_name ? o->service_name : "inferd");
     t->service_version = strdup(o->service_version ? o->service_version : "");
     t->resource_attributes = strdup(o->resource_attributes ? o->resource_attributes : "");
     (void)!getrandom(bytes, sizeof bytes, GRND_NONBLOCK);
     for (size_t i = 0; i < sizeof bytes; i++)
         snprintf(t->instance_id + 2 * i, 3, "%02x", bytes[i]);
-    return t->url && t->service_name && t->service_version && t->resource_attributes;
+    return t->url && t->shown_url && t->service_name && t->service_version &&
+           t->resource_attributes;
 }
 
 static bool start(struct tracer *t)
@@ -341,6 +367,7 @@ void tracer_destroy(struct tracer *t)
     free(t->queue);
     free(t->batch);
     free(t->url);
+    free(t->shown_url);
     free(t->service_name);
     free(t->service_version);
     free(t->resource_attributes);

@@ -38,6 +38,8 @@ struct tracer_stats {
 /* Starts the thread. Errors: STATUS_INVALID (no URL of http or https), STATUS_NOMEM. A collector that is not there is no error. */
 enum status tracer_create(const struct tracer_options *options, struct tracer **out,
                           struct error *err);
+/* The URL without user, password and query: for logs. The tracer owns it. */
+const char *tracer_shown_url(const struct tracer *tracer);
 /* Never blocks on the network. Takes a NULL tracer. */
 void tracer_offer(struct tracer *tracer, const struct request_record *record);
 void tracer_stats(struct tracer *tracer, struct tracer_stats *out); /* NULL: zeros */

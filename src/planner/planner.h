@@ -71,9 +71,12 @@ enum status planner_check_host(const struct planner_fit *fit, enum device_kind k
                                uint64_t available, struct error *err);
 
 /* --- host_memory.c --- */
-/* Bytes that this process could still take without swapping: MemAvailable, or what its memory cgroup leaves if that is less;
- * 0 when the system does not tell. */
+/* Bytes that this process could still take without swapping: MemAvailable, or what its memory control groups leave if that is
+ * less; 0 when the system does not tell. */
 uint64_t planner_host_available(void);
+/* What the process's control group and those above it leave, the least of it; UINT64_MAX where nothing is limited. root as in
+ * base/cgroup.h. */
+uint64_t planner_cgroup_left(const char *root);
 
 /* --- planner_print.c --- */
 struct planner_subject { /* what the pages name */

@@ -30,8 +30,7 @@ static void print_stored(const struct planner_subject *s, const struct plan *pla
     char name[64];
 
     planner_stored_weights(plan, &stored);
-    fprintf(to, "weights as %s\n",
-            s->weights_present ? "stored" : "the config has them (no weight files here)");
+    fprintf(to, "weights as %s\n", s->weights_present ? "stored" : "the config has them");
     for (int d = 0; d < DTYPE_COUNT; d++) {
         if (!stored.tensors[d]) continue;
         snprintf(name, sizeof name, "%s, %u tensors", dtype_info((enum dtype)d)->name,

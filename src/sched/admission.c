@@ -86,7 +86,7 @@ static uint32_t count_ready(const struct sched *sched, struct sequence *seq, uin
         kv_prefix_serial(prefix, seq->hit_entry) == seq->hit_serial &&
         kv_prefix_losses(prefix) == seq->hit_losses) {
         walk = kv_landing_at(seq->hit_spans);
-        chain = kv_chain_after(seq->hit_serial);
+        chain = kv_prefix_behind(prefix, seq->hit_entry);
     } else {
         seq->hit_spans = 0;
     }
@@ -139,6 +139,15 @@ uint32_t admission_cached(const struct sched *sched, struct sequence *seq)
     uint32_t pending;
 
     return count_ready(sched, seq, &pending) * span_of(sched);
+}
+
+uint32_t sched_guess_cached(const struct sched *sched, const struct sequence *seq, bool sharing)
+{
+    uint32_t wanted = spans_wanted(sched, seq);
+
+    if (wanted && !sharing)
+        wanted = kv_prefix_guess(sched->kv.prefix, seq->salt, seq->prompt, wanted);
+    return wanted * span_of(sched);
 }
 
 static void adopt_ready(struct sched *sched, struct sequence *seq)

@@ -18,18 +18,37 @@ static double rows_a_step(const struct forecast *f)
     return rows;
 }
 
-int64_t forecast_first_token(const struct forecast *f, uint32_t seqs_ahead, uint64_t tokens_ahead,
-                             uint32_t prompt_tokens, double starts_per_s)
+/* Steps until `count` slots have come free; 0: not in sight. */
+static uint32_t steps_to_slots(const struct forecast *f, uint32_t count)
 {
-    double rows = (double)(f->rows_under_way + tokens_ahead + prompt_tokens);
+    for (uint32_t i = 0, ended = 0; i < FORECAST_STEPS; i++)
+        if ((ended += f->ends[i]) >= count) return i + 1;
+    return 0;
+}
+
+/* Until the slot that is `count` slots away is free: at the pace of late, or sooner, by what runs; 0: not known. */
+static double slot_time(const struct forecast *f, uint32_t count, double rows_ahead,
+                        double starts_per_s)
+{
+    double paced_ns = starts_per_s > 0 ? count / starts_per_s * 1e9 : 0;
+    uint32_t steps = steps_to_slots(f, count);
+    double ends_ns = steps * step_time(f, 0) + rows_ahead * f->row_ns;
+
+    return steps && (paced_ns == 0 || ends_ns < paced_ns) ? ends_ns : paced_ns;
+}
+
+int64_t forecast_first_token(const struct forecast *f, uint32_t seqs_ahead, uint64_t tokens_ahead,
+                             uint32_t work, uint32_t context, double starts_per_s)
+{
+    double rows = (double)(f->rows_under_way + tokens_ahead + work);
     double a_step = rows_a_step(f), steps = rows / a_step, full = (double)(uint64_t)steps;
     double compute_ns = full * step_time(f, a_step) + step_time(f, rows - full * a_step) +
-                        f->pair_ns * (double)cost_pairs(0, prompt_tokens);
+                        f->pair_ns * (double)cost_pairs(context, work);
     double slot_ns = 0;
 
-    if (seqs_ahead >= f->free_slots && starts_per_s > 0)
-        slot_ns = (seqs_ahead + 1 - f->free_slots) / starts_per_s * 1e9 +
-                  step_time(f, prompt_tokens < a_step ? prompt_tokens : a_step);
+    if (seqs_ahead >= f->free_slots)
+        slot_ns = slot_time(f, seqs_ahead + 1 - f->free_slots, rows - work, starts_per_s);
+    if (slot_ns > 0) slot_ns += step_time(f, work < a_step ? work : a_step);
     return (int64_t)((slot_ns > compute_ns ? slot_ns : compute_ns) + step_time(f, 0));
 }
 
@@ -47,10 +66,18 @@ uint32_t forecast_kind(const struct forecast_queue *q, enum seq_class class)
     return class + (2 * q->own_tokens > all_tokens(q) ? SEQ_CLASSES : 0);
 }
 
-int64_t forecast_queued(const struct forecast *f, const struct forecast_queue *q,
-                        enum seq_class class, uint32_t prompt_tokens)
+uint64_t forecast_work(const struct forecast *f, const struct forecast_queue *q,
+                       const struct forecast_prompt *prompt)
 {
-    uint64_t seqs = 0, tokens = 0, turns = q->sharers;
+    bool stays = q->prompt_tokens + prompt->tokens <= f->kv_tokens / 2;
+
+    return prompt->tokens - (stays ? prompt->cached : 0);
+}
+
+int64_t forecast_queued(const struct forecast *f, const struct forecast_queue *q,
+                        enum seq_class class, const struct forecast_prompt *prompt)
+{
+    uint64_t seqs = 0, tokens = 0, turns = q->sharers, work = forecast_work(f, q, prompt);
     struct forecast felt = *f;
 
     if (!f->ready) return -1;
@@ -60,9 +87,9 @@ int64_t forecast_queued(const struct forecast *f, const struct forecast_queue *q
         tokens += q->tokens[c];
     }
     if ((q->own_seqs + 1) * turns < seqs) seqs = (q->own_seqs + 1) * turns;
-    if ((q->own_tokens + prompt_tokens) * turns < tokens)
-        tokens = (q->own_tokens + prompt_tokens) * turns;
-    return forecast_first_token(&felt, (uint32_t)seqs, tokens, prompt_tokens, q->starts_per_s);
+    if ((q->own_tokens + work) * turns < tokens) tokens = (q->own_tokens + work) * turns;
+    return forecast_first_token(&felt, (uint32_t)seqs, tokens, (uint32_t)work,
+                                (uint32_t)(prompt->tokens - work), q->starts_per_s);
 }
 
 /* --- margin ----------------------------------------------------------------------------------------------------- */

@@ -290,8 +290,8 @@ static uint32_t table_changes(const struct sched *sched, const struct sequence *
     uint32_t changes = 0;
 
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
-        uint32_t blocks = kv_space_blocks(&sched->kv, g, tokens);
         const struct kv_table *table = &seq->kv.tables[g];
+        uint32_t blocks = kv_space_blocks(&sched->kv, g, tokens);
 
         /* a shared prefix, a prompt's blocks; in a group with a window some have gone already */
         if (blocks < table->count) blocks = table->count;
@@ -342,12 +342,11 @@ static void put_open(struct step *step, const struct sequence *seq)
     step_opens(step)[step->open_count++] = open;
 }
 
-static void put_tables(struct planning *p, struct sequence *seq, uint32_t tokens)
+/* Of blocks that the device does not know yet. */
+static void put_tables(struct planning *p, struct sequence *seq)
 {
     struct sched *sched = p->sched;
 
-    kv_seq_grow(&seq->kv, &sched->kv,
-                tokens); /* put_sequence has seen to it that there are enough */
     for (uint32_t g = 0; g < sched->kv.group_count; g++) {
         struct kv_table *table = &seq->kv.tables[g];
 
@@ -357,6 +356,17 @@ static void put_tables(struct planning *p, struct sequence *seq, uint32_t tokens
             step_tables(p->step)[p->step->table_count++] =
                 (struct step_table_change){seq->slot, g, table->sent, table->blocks[table->sent]};
     }
+}
+
+/* Those of the next `rows` rows. */
+static void put_tokens(int32_t *tokens, const struct sequence *seq, uint32_t rows)
+{
+    uint32_t at = seq->computed, given = at < seq->prompt_count ? seq->prompt_count - at : 0;
+
+    if (given > rows) given = rows;
+    if (given) memcpy(tokens, seq->prompt + at, given * sizeof *tokens);
+    for (uint32_t i = given; i < rows; i++)
+        tokens[i] = sequence_token_at(seq, at + i);
 }
 
 static void put_targets(struct step *step, const struct sequence *seq,
@@ -381,7 +391,7 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
 
     *entry = (struct sched_entry){seq, seq->computed, rows, step->output_count, outputs, samples};
     if (!seq->last_seq_no) put_open(step, seq);
-    put_tables(p, seq, end);
+    put_tables(p, seq);
     step_segments(step)[step->segment_count++] = (struct step_segment){
         .slot = seq->slot,
         .first_row = step->row_count,
@@ -391,8 +401,7 @@ static void put_segment(struct planning *p, struct sequence *seq, uint32_t rows)
         .logits_count = outputs,
         .output_first = step->output_count,
     };
-    for (uint32_t i = 0; i < rows; i++)
-        step_tokens(step)[step->row_count + i] = sequence_token_at(seq, seq->computed + i);
+    put_tokens(step_tokens(step) + step->row_count, seq, rows);
     put_targets(step, seq, entry);
     flood_put(p->sched, seq, rows);
     if (rows == 1)
@@ -587,6 +596,8 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
     out->seq_no = seq_no;
     out->entry_count = out->row_count = 0;
     sched_unblock(sched, now_ns);
+    flood_tick(sched);
+    if (seq_no > sched->done_seq_no + 1 && flood_has_device(sched)) return false; /* not ahead */
     flood_begin_step(sched);
     plan_decodes(&p);
     plan_chunks(&p, false);
@@ -606,14 +617,6 @@ bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct ste
 }
 
 /* --- looking -------------------------------------------------------------------------------------------------- */
-
-struct sequence *sched_next_blocked(const struct sched *sched, const struct sequence *after)
-{
-    const struct seq_link *head = &sched->lists[SEQ_BLOCKED];
-    const struct seq_link *next = after ? after->link.next : head->next;
-
-    return next == head ? NULL : sched_link_seq(next);
-}
 
 void sched_observe(struct sched *sched, const struct sched_step *step, int64_t device_ns)
 {

@@ -19,8 +19,9 @@
  * come); one that comes after a pause has had what the last one served had had: it is not paid for its absence. Within a tenant by arrival, where
  * class fast (at most 8 tokens to sample), normal (64) and slow count as 0, 1 and 2 times class_age_ns later: a slow one is overtaken
  * only by those that come within so long after it, so within a priority none starves.
- * While several tenants are there, one that holds more than its share of slots leaves an eighth of slots and blocks free, and one that has had more
- * than its share of late adds to a step only a small part of the time that the others' first tokens take (flood.c); it is preempted before others.
+ * While several tenants are there, one that holds more than its share of slots leaves an eighth of slots and blocks free, and one that has had several
+ * times the others' of late adds to a step only a small part of the time that their first tokens take, and while it is alone its steps are not planned
+ * ahead (flood.c); it is preempted before others.
  * Pins: the beginning of a sequence that asks for it (pin_tokens, pin_s) is kept in the prefix index after it for so long, within a quarter of the
  * blocks; where a sequence that is alone, or the last in order, would have to give way, idle pins end instead.
  * Invariants (sched_check): a sequence is on the list its state names; the slots of RUNNING, BLOCKED, LEAVING and ENDING are distinct
@@ -98,6 +99,10 @@ void sched_destroy(struct sched *sched); /* takes NULL; aborts when a sequence i
 /* Whether the sequence could run if it were alone. STATUS_INVALID with the sentence. Reads only what never changes: any thread. */
 enum status sched_fits(const struct sched *sched, const struct sequence *seq, struct error *err);
 
+/* Prompt positions of a sequence that has not been added that would probably be there already when it starts; fewer than its prompt. Where others of
+ * the same text go before it, `sharing`: those that it would take from them at most. Any thread. */
+uint32_t sched_guess_cached(const struct sched *sched, const struct sequence *seq, bool sharing);
+
 /* Puts a sequence that fits in its place among the waiting. Borrows it until sched_reap gives it back. */
 void sched_add(struct sched *sched, struct sequence *seq, int64_t now_ns);
 /* The sequence wants nothing more. Nothing of it is in later steps. Idempotent. A step of it that failed must be told by seq->spoiled
@@ -106,8 +111,8 @@ void sched_end(struct sched *sched, struct sequence *seq);
 /* A sequence that is GONE, or NULL: it belongs to its owner again. */
 struct sequence *sched_reap(struct sched *sched);
 
-/* Plans step seq_no into `step` (cleared by the call) and tells in *out who is in it. false: there is nothing to compute,
- * the number may be used again. */
+/* Plans step seq_no into `step` (cleared by the call) and tells in *out who is in it. false: there is nothing to compute (or, while an earlier step is
+ * not done, nothing that may be planned ahead: ask again when it is); the number may be used again. */
 bool sched_plan(struct sched *sched, uint64_t seq_no, int64_t now_ns, struct step *step,
                 struct sched_step *out);
 /* All steps up to seq_no are done: what only they used is free. */
@@ -122,8 +127,6 @@ const struct window *sched_window(const struct sched *sched);
 /* When a fixed window that holds somebody back opens by age; INT64_MAX: there is none. Another opens at the end of a step. */
 int64_t sched_opens_ns(const struct sched *sched);
 
-/* Walks the blocked sequences: NULL begins, NULL ends. */
-struct sequence *sched_next_blocked(const struct sched *sched, const struct sequence *after);
 /* Blocked sequences that have credit again run on; true when there was one. Called by sched_plan too. */
 bool sched_unblock(struct sched *sched, int64_t now_ns);
 

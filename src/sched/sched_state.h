@@ -13,7 +13,7 @@ struct account {
     double rate;        /* tokens that it has had of late, faded (flood.c) */
     double context;     /* mean tokens of its sequences, half of the answer included */
 };
-enum { ACCOUNTS = 1024, FLOOD_CHUNK = 16 };
+enum { ACCOUNTS = 1024 };
 
 /* flood.c: what those that take much more than their share may add to a step. */
 struct flood {
@@ -44,6 +44,7 @@ struct waste {
 struct load { /* of running sequences, after the last plan */
     uint32_t decodes;
     uint64_t decode_pairs, rows_under_way, rows_of_floods;
+    uint16_t ends[FORECAST_STEPS];
 };
 
 struct sched {
@@ -110,7 +111,10 @@ void flood_arrival(struct sched *sched, struct account *account, int64_t now_ns)
 /* It got a slot, and so many tokens of its prompt are to be computed. */
 void flood_admitted(struct sched *sched, struct account *account, const struct sequence *seq,
                     uint32_t tokens);
-void flood_begin_step(struct sched *sched); /* sched->now_ns is set */
+void flood_tick(struct sched *sched);       /* sees who floods; sched->now_ns is set */
+void flood_begin_step(struct sched *sched); /* after it, once for each step */
+/* Whether nobody but those that flood has anything to compute, though others are about. */
+bool flood_has_device(const struct sched *sched);
 bool flood_floods(const struct sched *sched, const struct sequence *seq);
 /* Whether a sequence of the account may start in this step. */
 bool flood_may_start(const struct sched *sched, const struct account *account);

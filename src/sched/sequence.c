@@ -19,23 +19,6 @@ enum seq_class sequence_class(const struct sequence *seq)
     return sequence_class_of(seq->max_new - seq->sampled_planned);
 }
 
-uint32_t sequence_target(const struct sequence *seq)
-{
-    /* token i is scored by the row before it, so the last prompt row is of use for sampling only */
-    return seq->max_new ? seq->prompt_count + seq->sampled_planned : seq->prompt_count - 1;
-}
-
-bool sequence_all_planned(const struct sequence *seq)
-{
-    return seq->max_new ? seq->sampled_planned == seq->max_new
-                        : seq->computed == seq->prompt_count - 1;
-}
-
-uint32_t sequence_rows_left(const struct sequence *seq)
-{
-    return sequence_all_planned(seq) ? 0 : sequence_target(seq) - seq->computed;
-}
-
 uint32_t sequence_kv_tokens(const struct sequence *seq)
 {
     return seq->max_new ? seq->prompt_count + seq->max_new - 1 : seq->prompt_count - 1;

@@ -111,12 +111,26 @@ enum seq_class { CLASS_FAST, CLASS_NORMAL, CLASS_SLOW, SEQ_CLASSES };
 enum seq_class sequence_class(const struct sequence *seq);
 enum seq_class sequence_class_of(uint32_t tokens);
 
-/* Positions that must be computed for the next sample (or, with max_new 0, for the scores). */
-uint32_t sequence_target(const struct sequence *seq);
-/* Rows that could be planned now: 0 when all samples are planned or everything is computed. */
-uint32_t sequence_rows_left(const struct sequence *seq);
+/* Positions that must be computed for the next sample (or, with max_new 0, for the scores: token i is scored by the row before it, so that the
+ * last row of a prompt is of use for sampling only). */
+static inline uint32_t sequence_target(const struct sequence *seq)
+{
+    return seq->max_new ? seq->prompt_count + seq->sampled_planned : seq->prompt_count - 1;
+}
+
 /* Whether every row and sample that it will ever need has been planned. */
-bool sequence_all_planned(const struct sequence *seq);
+static inline bool sequence_all_planned(const struct sequence *seq)
+{
+    return seq->max_new ? seq->sampled_planned == seq->max_new
+                        : seq->computed == seq->prompt_count - 1;
+}
+
+/* Rows that could be planned now: 0 when all samples are planned or everything is computed. */
+static inline uint32_t sequence_rows_left(const struct sequence *seq)
+{
+    return sequence_all_planned(seq) ? 0 : sequence_target(seq) - seq->computed;
+}
+
 /* Positions that will ever be in KV: the last sampled token's is never computed. */
 uint32_t sequence_kv_tokens(const struct sequence *seq);
 /* The token of a row: a literal, or TOKEN_OF where the host has not seen it. */

@@ -2,6 +2,8 @@
  *
  * Only what one sequence alone owns has empty places: shared blocks are full. So the empty places are the sum over sequences of what their
  * tables hold beyond their tokens, and the places are those of the blocks in use, each once. */
+#include <string.h>
+
 #include "sched/sched_state.h"
 
 static uint64_t empty_places(const struct sched *sched, enum seq_state state)
@@ -44,10 +46,15 @@ static void count_waste(struct sched *sched)
     w->tokens = w->places - (empty < w->places ? empty : w->places);
 }
 
+static void count_end(struct load *load, uint32_t steps)
+{
+    if (steps < FORECAST_STEPS) load->ends[steps]++;
+}
+
 static void count_load(struct sched *sched)
 {
     const struct seq_link *head = &sched->lists[SEQ_RUNNING];
-    struct load load = {0};
+    struct load load = {.ends = {(uint16_t)sched->counts[SEQ_ENDING]}};
 
     for (const struct seq_link *link = head->next; link != head; link = link->next) {
         const struct sequence *seq = sched_link_seq(link);
@@ -57,6 +64,7 @@ static void count_load(struct sched *sched)
             load.rows_under_way += rows;
             if (flood_floods(sched, seq)) load.rows_of_floods += rows;
         }
+        count_end(&load, seq->max_new - seq->sampled_planned + (rows > 1));
         if (sequence_all_planned(seq)) continue;
         load.decodes++;
         load.decode_pairs += seq->computed + 1;
@@ -84,6 +92,13 @@ struct forecast sched_forecast(const struct sched *sched)
         .by_class = sched->options.class_age_ns > 0,
     };
 
+    memcpy(f.ends, sched->load.ends, sizeof f.ends);
+    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+        uint64_t tokens = (uint64_t)kv_pool_available_count(sched->kv.pools[g]) *
+                          sched->kv.groups[g].block_tokens;
+
+        if (g == 0 || tokens < f.kv_tokens) f.kv_tokens = tokens;
+    }
     cost_model_weights(&sched->cost, &f.step_ns, &f.row_ns, &f.pair_ns);
     return f;
 }

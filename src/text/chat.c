@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/json_guard.h"
 #include "formats/weights.h"
 #include "text/chat_probe.h"
 
@@ -214,28 +215,56 @@ static json_t *shaped_content(const struct chat *chat, enum chat_role role, cons
     return json_incref((json_t *)content);
 }
 
+enum {
+    ARGUMENTS_DEPTH_MAX = 256,
+    /* Of all arguments of a conversation as objects: 16 times their text as for a body (api/api_open.c), and a floor, since a
+     * short text of tiny values may take more than that. Each string has the share of its length, and what any short one
+     * needs. */
+    ARGUMENTS_MEMORY_FACTOR = 16,
+    ARGUMENTS_MEMORY_FLOOR = 64 << 20,
+    ARGUMENTS_MEMORY_SHORT = 4 << 10,
+};
+
+static const json_t *arguments_of(const json_t *call)
+{
+    return json_object_get(json_object_get(call, "function"), "arguments");
+}
+
+/* Arguments as an object, new; NULL: they are none, or one beyond the limits. all_bytes: of the conversation's arguments. */
+static json_t *parsed_arguments(const json_t *given, uint64_t all_bytes)
+{
+    struct slice text = slice_of(json_string_value(given), json_string_length(given));
+    double share = (double)text.len / (double)(all_bytes ? all_bytes : 1);
+    struct json_limits limits = {.depth_max = ARGUMENTS_DEPTH_MAX,
+                                 .memory_max = ARGUMENTS_MEMORY_FACTOR * (uint64_t)text.len +
+                                               (uint64_t)(share * ARGUMENTS_MEMORY_FLOOR) +
+                                               ARGUMENTS_MEMORY_SHORT,
+                                 .unique_names = true};
+    json_t *object = NULL;
+
+    if (json_guard_parse(text, &limits, &object, NULL)) return NULL;
+    if (json_is_object(object)) return object;
+    json_decref(object);
+    return NULL;
+}
+
 /* The calls with their arguments as objects, new; a string that is not an object of JSON stays what it is. */
-static json_t *shaped_calls(const json_t *calls)
+static json_t *shaped_calls(const json_t *calls, uint64_t all_bytes)
 {
     json_t *list = json_deep_copy(calls), *call;
     size_t i;
 
     json_array_foreach(list, i, call)
     {
-        json_t *function = json_object_get(call, "function");
-        json_t *given = json_object_get(function, "arguments"), *object;
-        if (!json_is_string(given)) continue;
-        object = json_loadb(json_string_value(given), json_string_length(given),
-                            JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, NULL);
-        if (json_is_object(object))
-            json_object_set_new(function, "arguments", object);
-        else
-            json_decref(object);
+        const json_t *given = arguments_of(call);
+        json_t *object = json_is_string(given) ? parsed_arguments(given, all_bytes) : NULL;
+        if (object) json_object_set_new(json_object_get(call, "function"), "arguments", object);
     }
     return list;
 }
 
-static json_t *shaped_message(const struct chat *chat, const json_t *message)
+static json_t *shaped_message(const struct chat *chat, const json_t *message,
+                              uint64_t arguments_bytes)
 {
     json_t *shaped = json_copy((json_t *)message), *content, *calls;
     const char *name = json_string_value(json_object_get(message, "role"));
@@ -248,7 +277,7 @@ static json_t *shaped_message(const struct chat *chat, const json_t *message)
         json_object_set_new(shaped, "content", shaped_content(chat, chat_role_of(name), content));
     calls = json_object_get(message, "tool_calls");
     if (json_is_array(calls) && chat->forms.arguments_as_object)
-        json_object_set_new(shaped, "tool_calls", shaped_calls(calls));
+        json_object_set_new(shaped, "tool_calls", shaped_calls(calls, arguments_bytes));
     return shaped;
 }
 
@@ -285,11 +314,15 @@ static enum status tag_final(const struct chat *chat, json_t *messages, struct b
 
 static json_t *shaped_messages(const struct chat *chat, const json_t *messages)
 {
-    json_t *shaped = json_array(), *message;
-    size_t i;
+    json_t *shaped = json_array(), *message, *call;
+    uint64_t arguments_bytes = 0;
+    size_t i, j;
 
     json_array_foreach((json_t *)messages, i, message)
-        json_array_append_new(shaped, shaped_message(chat, message));
+        json_array_foreach(json_object_get(message, "tool_calls"), j, call) arguments_bytes +=
+        json_string_length(arguments_of(call));
+    json_array_foreach((json_t *)messages, i, message)
+        json_array_append_new(shaped, shaped_message(chat, message, arguments_bytes));
     return shaped;
 }
 

@@ -52,8 +52,8 @@ void template_marks_fini(struct template_marks *marks);
 
 /* Renders with the members of the object `context` as variables (names keep their order) and `now`, the unix time
  * that strftime_now tells in UTC. marks (may be NULL): receives the byte ranges of *out that came from
- * string values inside those elements of context["messages"] whose "role" is "user" or "tool", through whatever
- * operations on strings (slices, filters, joins, replace, tojson ...), and the names of members inside
+ * string values inside context["documents"] or those elements of context["messages"] whose "role" is "user" or "tool",
+ * through whatever operations on strings (slices, filters, joins, replace, tojson ...), and the names of members inside
  * them; bytes of any other origin are unmarked, and so is the text of "role" itself, which is one of two known words.
  * Renders append to *out only on success, but for TEMPLATE_RAISE: then the whole message is appended to it (err
  * holds what fits there). err->status is STATUS_LIMIT for TEMPLATE_LIMIT, else STATUS_INVALID. */

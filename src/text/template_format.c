@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/utf8.h"
+
 enum { PRECISION_MAX = 300, WIDTH_MAX = 1 << 26 };
 
 struct spec {
@@ -32,7 +34,7 @@ static void pad(struct sink *s, uint32_t fill, int64_t count)
 
     if (count <= 0) return;
     one.ptr = bytes;
-    one.len = utf8_put(fill, bytes);
+    one.len = utf8_encode(fill, bytes);
     sink_fill(s, &one, (uint64_t)count);
 }
 

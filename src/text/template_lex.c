@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/utf8.h"
+
 void lex_init(struct compiler *c, struct slice source)
 {
     char *text = compile_alloc(c, source.len + 4);
@@ -364,12 +366,12 @@ static struct slice unescape(struct compiler *c, uint32_t begin, uint32_t end)
                     at += 6;
                 }
             }
-            len += utf8_put(code >= 0xd800 && code < 0xe000 ? 0xfffd : code, out + len);
+            len += utf8_encode(code >= 0xd800 && code < 0xe000 ? 0xfffd : code, out + len);
         } else if (e >= '0' && e <= '7') {
             uint32_t code = 0, n = 0;
             for (; n < 3 && at + n < end && c->src[at + n] >= '0' && c->src[at + n] <= '7'; n++)
                 code = code * 8 + (uint32_t)(c->src[at + n] - '0');
-            len += utf8_put(code, out + len);
+            len += utf8_encode(code, out + len);
             at += n - 1;
         } else if (e == 'N') {
             compile_fail(c, TEMPLATE_SYNTAX, c->line, "\\N{...} is not supported; write \\uXXXX");

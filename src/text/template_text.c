@@ -6,51 +6,16 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "base/utf8.h"
 
 /* --- UTF-8 (the input is well-formed) --- */
 uint32_t str_next(const char *ptr, uint32_t *offset)
 {
-    const unsigned char *p = (const unsigned char *)ptr + *offset;
+    unsigned len;
+    uint32_t code = utf8_read((const uint8_t *)ptr + *offset, &len);
 
-    if (p[0] < 0x80) {
-        *offset += 1;
-        return p[0];
-    }
-    if (p[0] < 0xe0) {
-        *offset += 2;
-        return (uint32_t)(p[0] & 0x1f) << 6 | (p[1] & 0x3f);
-    }
-    if (p[0] < 0xf0) {
-        *offset += 3;
-        return (uint32_t)(p[0] & 0x0f) << 12 | (uint32_t)(p[1] & 0x3f) << 6 | (p[2] & 0x3f);
-    }
-    *offset += 4;
-    return (uint32_t)(p[0] & 0x07) << 18 | (uint32_t)(p[1] & 0x3f) << 12 |
-           (uint32_t)(p[2] & 0x3f) << 6 | (p[3] & 0x3f);
-}
-
-uint32_t utf8_put(uint32_t code, char out[4])
-{
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    if (code < 0x800) {
-        out[0] = (char)(0xc0 | code >> 6);
-        out[1] = (char)(0x80 | (code & 0x3f));
-        return 2;
-    }
-    if (code < 0x10000) {
-        out[0] = (char)(0xe0 | code >> 12);
-        out[1] = (char)(0x80 | (code >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (code & 0x3f));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | code >> 18);
-    out[1] = (char)(0x80 | (code >> 12 & 0x3f));
-    out[2] = (char)(0x80 | (code >> 6 & 0x3f));
-    out[3] = (char)(0x80 | (code & 0x3f));
-    return 4;
+    *offset += len;
+    return code;
 }
 
 static uint32_t count_chars(const char *ptr, uint32_t len)
@@ -273,7 +238,7 @@ void sink_code(struct sink *s, uint32_t code, bool marked)
 {
     char bytes[4];
 
-    sink_put(s, bytes, utf8_put(code, bytes), marked);
+    sink_put(s, bytes, utf8_encode(code, bytes), marked);
 }
 
 void sink_sub(struct sink *s, const struct str *text, uint32_t begin, uint32_t end)

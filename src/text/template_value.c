@@ -242,12 +242,16 @@ struct value value_from_json(struct render *r, const json_t *json, bool marked, 
     return v_list(l);
 }
 
+static bool is_word(const json_t *value, const char *word)
+{
+    return slice_eq(slice_of(json_string_value(value), json_string_length(value)), slice_str(word));
+}
+
 /* A message of a user or a tool: all of it is marked but the role, which is known to be one of those two words. */
 static struct value message_from_json(struct render *r, const json_t *message)
 {
     const json_t *role = json_object_get(message, "role");
-    const char *name = json_string_value(role);
-    bool outside = name && (strcmp(name, "user") == 0 || strcmp(name, "tool") == 0);
+    bool outside = is_word(role, "user") || is_word(role, "tool");
     struct value v = value_from_json(r, message, outside, 2), *kept;
 
     if (outside && (kept = dict_find(r, v.d, v_text(r, "role"))))
@@ -271,7 +275,7 @@ struct dict *context_from_json(struct render *r, const json_t *context)
                 l->items[l->count++] = message_from_json(r, json_array_get(member, i));
             v = v_list(l);
         } else {
-            v = value_from_json(r, member, false, 1);
+            v = value_from_json(r, member, strcmp(name, "documents") == 0, 1);
         }
         dict_set(r, d, key, v);
     }

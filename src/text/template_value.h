@@ -324,7 +324,6 @@ uint32_t str_find(struct render *r, const struct str *s, const struct str *needl
 uint32_t str_rfind(struct render *r, const struct str *s, const struct str *needle, uint32_t end);
 /* Decodes the code point at *offset and moves on. */
 uint32_t str_next(const char *ptr, uint32_t *offset);
-uint32_t utf8_put(uint32_t code, char out[4]); /* bytes written */
 
 void sink_init(struct sink *s, struct render *r);
 void sink_put(struct sink *s, const char *ptr, size_t len, bool marked);

@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/utf8.h"
+
 enum {
     CLASS_LETTER = 1,
     CLASS_NUMBER = 2,
@@ -24,26 +26,6 @@ extern const uint32_t unicode_run_count;
 extern uint8_t unicode_classes[0x110000];
 
 void unicode_class_init(void);
-
-/* The code point at p, of well-formed UTF-8. *len: its bytes. */
-static inline uint32_t utf8_read(const uint8_t *p, unsigned *len)
-{
-    if (p[0] < 0x80) {
-        *len = 1;
-        return p[0];
-    }
-    if (p[0] < 0xe0) {
-        *len = 2;
-        return (uint32_t)(p[0] & 0x1f) << 6 | (p[1] & 0x3f);
-    }
-    if (p[0] < 0xf0) {
-        *len = 3;
-        return (uint32_t)(p[0] & 0x0f) << 12 | (uint32_t)(p[1] & 0x3f) << 6 | (p[2] & 0x3f);
-    }
-    *len = 4;
-    return (uint32_t)(p[0] & 0x07) << 18 | (uint32_t)(p[1] & 0x3f) << 12 |
-           (uint32_t)(p[2] & 0x3f) << 6 | (p[3] & 0x3f);
-}
 
 /* Classes of the character at p. */
 static inline uint8_t class_read(const uint8_t *p, unsigned *len)

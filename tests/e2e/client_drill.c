@@ -70,18 +70,18 @@ static void check_generate(struct inferd_client *c)
     struct inferd_message turn = {.role = "user", .content = "Hello"};
     const char *stop;
 
-    CHECK(!inferd_client_generate(c, &g, on_event, &whole, 20000, &error));
+    CHECK(!inferd_client_generate(c, &g, on_event, &whole, 60000, &error));
     CHECK(whole.started == 1 && whole.chunks == 1 && whole.done == 1 && whole.len);
     CHECK(whole.finish == INFERD_LENGTH && whole.completion_tokens == 12);
     g.stream = g.return_token_ids = g.return_timings = true;
-    CHECK(!inferd_client_generate(c, &g, on_event, &streamed, 20000, &error));
+    CHECK(!inferd_client_generate(c, &g, on_event, &streamed, 60000, &error));
     CHECK(streamed.len == whole.len && !memcmp(streamed.text, whole.text, whole.len));
     CHECK(streamed.ids == 12 && streamed.chunks > 6 && streamed.total_us > 0);
     g.prompt = NULL;
     g.messages = &turn;
     g.message_count = 1;
     g.n = 3;
-    CHECK(!inferd_client_generate(c, &g, on_event, &chat, 20000, &error));
+    CHECK(!inferd_client_generate(c, &g, on_event, &chat, 60000, &error));
     CHECK(chat.completion_tokens == 36 && chat.index_max == 2);
 
     struct seen stopped = {0};
@@ -92,7 +92,7 @@ static void check_generate(struct inferd_client *c)
     g = plain(12);
     g.stops = &stop;
     g.stop_count = 1;
-    CHECK(!inferd_client_generate(c, &g, on_event, &stopped, 20000, &error));
+    CHECK(!inferd_client_generate(c, &g, on_event, &stopped, 60000, &error));
     CHECK(stopped.finish == INFERD_STOP && stopped.len < whole.len);
 }
 
@@ -102,11 +102,11 @@ static void check_refusals(struct inferd_client *c)
     struct seen seen = {0};
 
     g.temperature = 9;
-    CHECK(inferd_client_generate(c, &g, on_event, &seen, 20000, &error) == INFERD_INVALID);
+    CHECK(inferd_client_generate(c, &g, on_event, &seen, 60000, &error) == INFERD_INVALID);
     CHECK(error.http_status == 400 && !strcmp(error.param, "temperature") && seen.errors == 1);
     g = plain(4);
     g.model = "another";
-    CHECK(inferd_client_generate(c, &g, NULL, NULL, 20000, &error) == INFERD_INVALID);
+    CHECK(inferd_client_generate(c, &g, NULL, NULL, 60000, &error) == INFERD_INVALID);
     CHECK(error.http_status == 404 && !strcmp(error.code, "model_not_found"));
 }
 
@@ -117,13 +117,13 @@ static void check_ends(struct inferd_client *c)
     uint64_t id;
 
     g.stream = true;
-    CHECK(inferd_client_generate(c, &g, on_event, &stopped, 20000, &error) == INFERD_STOPPED);
+    CHECK(inferd_client_generate(c, &g, on_event, &stopped, 60000, &error) == INFERD_STOPPED);
     CHECK(stopped.chunks == 3 && !stopped.done);
-    CHECK(inferd_client_generate(c, &g, on_event, &late, 100, &error) == INFERD_TIMEOUT);
+    CHECK(inferd_client_generate(c, &g, on_event, &late, 1000, &error) == INFERD_TIMEOUT);
     CHECK(!late.done && late.started == 1);
     CHECK(!inferd_client_submit(c, &g, on_event, &cancelled, &id, &error));
     while (cancelled.chunks < 2)
-        CHECK(!inferd_client_poll(c, 5000));
+        CHECK(!inferd_client_poll(c, 60000));
     inferd_client_cancel(c, id);
     CHECK(inferd_client_open_count(c) == 0);
     inferd_client_cancel(c, id); /* no fault */
@@ -139,7 +139,7 @@ static void check_many(struct inferd_client *c)
     for (int i = 0; i < MANY; i++)
         CHECK(!inferd_client_submit(c, &g, on_event, &seen[i], NULL, &error));
     while (inferd_client_open_count(c))
-        CHECK(!inferd_client_poll(c, 10000));
+        CHECK(!inferd_client_poll(c, 60000));
     for (int i = 0; i < MANY; i++)
         CHECK(seen[i].done == 1 && seen[i].len == seen[0].len &&
               !memcmp(seen[i].text, seen[0].text, seen[0].len));
@@ -156,12 +156,12 @@ static void check_questions(struct inferd_client *c)
     size_t count, len;
     char *back;
 
-    CHECK(!inferd_client_health(c, 5000, &health, &error) && health == INFERD_READY);
-    CHECK(!inferd_client_load(c, 5000, &load, &error) && load.kv_blocks_total > 0);
+    CHECK(!inferd_client_health(c, 60000, &health, &error) && health == INFERD_READY);
+    CHECK(!inferd_client_load(c, 60000, &load, &error) && load.kv_blocks_total > 0);
     CHECK(load.generation_tokens > 0 && load.requests_finished > 0);
-    CHECK(!inferd_client_model(c, 5000, &model, &error) && model.context_tokens && model.name[0]);
-    CHECK(!inferd_client_tokenize(c, text, sizeof text - 1, 5000, &ids, &count, &error) && count);
-    CHECK(!inferd_client_detokenize(c, ids, count, 5000, &back, &len, &error));
+    CHECK(!inferd_client_model(c, 60000, &model, &error) && model.context_tokens && model.name[0]);
+    CHECK(!inferd_client_tokenize(c, text, sizeof text - 1, 60000, &ids, &count, &error) && count);
+    CHECK(!inferd_client_detokenize(c, ids, count, 60000, &back, &len, &error));
     CHECK(len == sizeof text - 1 && !memcmp(back, text, len)); /* the NUL inside too */
     free(ids);
     free(back);
@@ -175,7 +175,7 @@ static int lose(struct inferd_client *c)
     g.stream = true;
     CHECK(!inferd_client_submit(c, &g, on_event, &seen, NULL, &error));
     while (!seen.chunks)
-        CHECK(!inferd_client_poll(c, 5000));
+        CHECK(!inferd_client_poll(c, 60000));
     puts("running");
     fflush(stdout);
     while (inferd_client_open_count(c))

@@ -3,20 +3,22 @@
 The binary is build/release/bin/inferd, or INFERD_BIN; a program named mini_daemon (tests/e2e/mini_daemon.c) is driven
 with its own options, so that the front end can be tested under sanitizers without the rest. The model is INFERD_SMOLLM2
 or the one that quickstart.sh installs. INFERD_TEST_LONG=1 asks for the full counts."""
+import fcntl
 import json
 import os
 import pathlib
+import random
 import re
-import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-import urllib.request
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from pace import PATIENCE_S, until  # noqa: E402
 from rawhttp import Raw, get, post  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -40,21 +42,24 @@ def mini_daemon():
     return path
 
 
+def free_port():
+    """One that nobody has, outside the range that the kernel gives out by itself: so nobody else gets it before the program that
+    it is for binds it."""
+    low, high = map(int, open("/proc/sys/net/ipv4/ip_local_port_range").read().split())
+    ports = [p for p in range(10000, 65536) if not low <= p <= high] or list(range(10000, 65536))
+    while True:
+        port = random.SystemRandom().choice(ports)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "sanitizer: also run against the ASan and TSan builds")
-    config.addinivalue_line("markers", "alone: has bounds in time, so nothing else runs beside it")
-
-
-# Files whose tests have bounds in time: tests/run.sh runs them with nothing beside them.
-ALONE = {"test_drills.py", "test_fault_drill.py", "test_upgrade.py", "test_disconnect_drain.py", "test_contract_19_drain.py",
-         "test_simulate.py", "test_notify.py"}
-
-
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.name in ALONE:
-            item.add_marker("alone")
+    config.addinivalue_line("markers", "alone: measures a pace or a memory, so tests/run.sh runs nothing beside it")
 
 
 def model_path():
@@ -102,12 +107,15 @@ class Daemon:
         self.uds = options.get("uds")
         self.port = None
         command = self._mini_command(options) if self.mini else self._inferd_command(options) + list(map(str, extra))
+        passed = [fcntl.fcntl(s.fileno(), fcntl.F_DUPFD_CLOEXEC, 100) for s in (fds or {}).values()]
         if fds:
-            command, env = self._with_sockets(command, fds, env)
+            command = self._with_sockets(command, list(fds), passed)
         self.log = open(self.log_path, "wb")
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT,
-                                        env={**os.environ, **(env or {})}, close_fds=not fds)
+                                        env={**os.environ, **(env or {})}, pass_fds=passed)
+        for fd in passed:
+            os.close(fd)
         try:
             self._find_port()
             if wait:
@@ -142,24 +150,27 @@ class Daemon:
         return command
 
     @staticmethod
-    def _with_sockets(command, fds, env):
-        """Hands over listening sockets {name: socket} as systemd does: descriptors 3 and up, and our process id."""
-        moves = " ".join(f"{3 + i}<&{100 + i}" for i in range(len(fds)))
-        for i, sock in enumerate(fds.values()):
-            os.dup2(sock.fileno(), 100 + i)
-        names = ":".join(fds)
+    def _with_sockets(command, names, passed):
+        """Hands over listening sockets as systemd does: descriptors 3 and up, and the daemon's own process id.
+
+        `passed` are descriptors that the kernel has chosen, above those: a number of our choice may be in use here, and dup2
+        on it would take a socket away from another test."""
+        moves = " ".join(f"{3 + i}<&{fd} {fd}<&-" for i, fd in enumerate(passed))
         # python has LISTEN_PID right only after the exec: a shell knows its own
-        return (["bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS={len(fds)} LISTEN_FDNAMES={names} exec "$@" {moves}', "x"] + command, env)
+        return ["bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS={len(names)} LISTEN_FDNAMES={":".join(names)} exec "$@" {moves}', "x"] + command
 
     def log_text(self):
-        return self.log_path.read_text(errors="replace")
+        """While it runs, its whole lines: of the last one a part may be there only."""
+        ended = self.process.poll() is not None
+        text = self.log_path.read_text(errors="replace")
+        return text if ended else text[:text.rfind("\n") + 1]
 
     def _find_port(self):
         """From the log (`port=N`), which is written when the daemon listens."""
         if self.uds:
             return
         while time.monotonic() - self.started < 60:
-            found = re.search(r'\b(?:port=|listening(?: url=|","url":")https?://[^\s"]+:)(\d+)', self.log_text())
+            found = re.search(r'\b(?:port=|listening(?: url=|","url":")https?://[^\s"]+:)(\d+)(?=\D)', self.log_text())
             if found:
                 self.port = int(found.group(1))
                 return
@@ -189,7 +200,7 @@ class Daemon:
         raise AssertionError(f"the daemon never became ready:\n{self.log_text()}")
 
     # --- talking ---
-    def raw(self, timeout=10):
+    def raw(self, timeout=30):
         return Raw(self.address, timeout)
 
     def auth(self):
@@ -228,7 +239,7 @@ class Daemon:
                 values[name] = float(value)
         return values
 
-    def wait_idle(self, seconds=10):
+    def wait_idle(self, seconds=PATIENCE_S):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             m = self.metrics()
@@ -237,7 +248,48 @@ class Daemon:
             time.sleep(0.02)
         raise AssertionError(f"not idle after {seconds} s: {m}")
 
+    def hold(self, **fields):
+        """A stream that runs until its connection is closed here: while it is open a drain does not end."""
+        c = self.raw(60)
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2000 if self.mini else 8000, "ignore_eos": True, "stream": True, **fields},
+                    *self.auth()))
+        assert c.head()[1] == 200
+        return c
+
+    def wait_served(self):
+        """Until a request is answered, where connections before it were closed unanswered."""
+        def served():
+            try:
+                return self.complete(max_tokens=1).status == 200
+            except (EOFError, ConnectionError):
+                return False
+        until(served, "a request served")
+
+    def wait_running(self, count, seconds=PATIENCE_S):
+        """Until the engine has so many sequences under way."""
+        until(lambda: self.metrics()["inferd_requests_running"] >= count, f"{count} sequences run", seconds)
+
     # --- process ---
+    def begin_drain(self, seconds=PATIENCE_S):
+        """SIGTERM, and back once the daemon has heard it; gives the first /ready that says so.
+
+        kill(2) only asks: on a busy machine a request that follows it at once is answered as if there were no signal, and two
+        signals become one. From here on new work is refused, if neither a grace nor a shared socket says otherwise. Something
+        must be running, or the daemon ends. The connection is there before the signal: a drain may close the listening socket."""
+        with self.raw(seconds) as c:
+            end, told = time.monotonic() + seconds, False
+            while True:
+                c.send(get("/ready", *self.auth()))
+                answer = c.answer()
+                if told and answer.status == 503 and answer.json()["status"] == "draining":
+                    return answer
+                assert time.monotonic() < end, f"/ready is still {answer.status} {answer.body} {seconds} s after SIGTERM:\n{self.log_text()}"
+                if told:
+                    time.sleep(0.005)
+                else:
+                    self.process.send_signal(signal.SIGTERM)
+                    told = True
+
     @property
     def sanitized(self):
         """Whether memory figures mean nothing: AddressSanitizer keeps freed memory, ThreadSanitizer has shadows."""

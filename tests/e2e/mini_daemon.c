@@ -104,8 +104,8 @@ static void drain(struct frontend *frontend, struct engine *engine)
 {
     int64_t until = clock_mono_ns() + (int64_t)option("drain_ms", 30000) * 1000000;
 
-    frontend_drain(frontend);
     frontend_refuse(frontend);
+    frontend_drain(frontend);
     engine_drain(engine);
     while (frontend_busy(frontend) && clock_mono_ns() < until && stop_count < 2)
         pause_ms(10);

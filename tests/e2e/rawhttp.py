@@ -17,13 +17,13 @@ class Answer:
 class Raw:
     """One connection. send() any bytes; answer() reads one whole answer; closed() waits for the end."""
 
-    def __init__(self, address, timeout=10):
+    def __init__(self, address, timeout=30, source=None):
         if isinstance(address, str):
             self.sock = socket.socket(socket.AF_UNIX)
             self.sock.settimeout(timeout)
             self.sock.connect(address)
         else:
-            self.sock = socket.create_connection(address, timeout=timeout)
+            self.sock = socket.create_connection(address, timeout=timeout, source_address=source)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buf = b""
 

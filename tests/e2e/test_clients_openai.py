@@ -63,11 +63,14 @@ def test_a_wrong_key(start):
     assert openai.OpenAI(base_url=daemon.url + "/v1", api_key="sk-right").models.list().data
 
 
-def test_leaving_a_stream_early(client, daemon):
+def test_leaving_a_stream_early(start):
+    daemon = start(step_us=20000)  # 30 s until its own end
+    client = openai.OpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0)
     before = daemon.metrics()["inferd_requests_aborted_total"]
     with client.chat.completions.create(model="smollm2", messages=MESSAGES, max_tokens=1500, stream=True, extra_body={"ignore_eos": True}) as stream:
         next(iter(stream))
-    assert daemon.wait_idle(2)["inferd_requests_aborted_total"] == before + 1
+    assert daemon.wait_idle()["inferd_requests_aborted_total"] == before + 1
+    client.close()
 
 
 def test_async_client_many_at_once(daemon):

@@ -13,7 +13,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import ROOT, binary
+from conftest import ROOT, binary, free_port
+from pace import until
 from rawhttp import Raw, post
 
 CONFIGS = ROOT / "configs"
@@ -45,14 +46,8 @@ def test_the_services_options_are_options(tmp_path):
     config = json.loads((CONFIGS / "inferd.json").read_text())
     config["model"] = str(tmp_path / "none.gguf")
     (tmp_path / "inferd.json").write_text(json.dumps(config))
-    got = subprocess.run([str(binary()), "serve", "--config", str(tmp_path / "inferd.json")], capture_output=True, text=True, timeout=20)
+    got = subprocess.run([str(binary()), "serve", "--config", str(tmp_path / "inferd.json")], capture_output=True, text=True, timeout=60)
     assert got.returncode == 1 and "none.gguf" in got.stderr, got.stderr
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Balancer:
@@ -87,15 +82,13 @@ def balanced(start, tmp_path):
         pytest.skip("needs serve")
     stable, canary = (start(step_us=1000, extra=["--drain-grace-s", 2]) for _ in range(2))
     balancer = Balancer(tmp_path, stable, canary)
-    end = time.monotonic() + 15
-    while True:
+
+    def both_up():
         try:
-            if balancer.up() == 2:
-                break
+            return balancer.up() == 2
         except OSError:
-            pass
-        assert time.monotonic() < end
-        time.sleep(0.1)
+            return False
+    until(both_up, "both daemons up for the balancer")
     yield balancer, stable, canary
     balancer.process.kill()
     balancer.process.wait()
@@ -118,12 +111,12 @@ def test_canary_shares_and_a_drain_behind_haproxy(balanced):
             print(f"canary at {share} %: {got:.0f} % of {sum(took):.0f} requests")
             assert sum(took) == 200 and (got == 100 if share == 100 else abs(got - share) <= 15)
         balancer.tell("set server inferd/stable weight 50; set server inferd/canary weight 50")
-        outcomes, until, sent = collections.Counter(), time.monotonic() + 5, False
-        while time.monotonic() < until:
+        outcomes, end, sent = collections.Counter(), time.monotonic() + 5, False
+        while time.monotonic() < end:
             outcomes.update(pool.map(balancer.complete, range(20)))
-            if not sent and time.monotonic() > until - 4:
+            if not sent and time.monotonic() > end - 4:
                 canary.process.send_signal(signal.SIGTERM)
                 sent = True
-        assert canary.process.wait(10) == 0
+        assert canary.process.wait(60) == 0
         print(f"drain behind haproxy: {dict(outcomes)}")
         assert set(outcomes) == {200}

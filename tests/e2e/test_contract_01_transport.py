@@ -4,6 +4,7 @@ import socket
 import time
 
 import pytest
+from pace import quickly, until
 from rawhttp import Raw, get, post
 
 pytestmark = pytest.mark.sanitizer
@@ -140,6 +141,39 @@ def test_framing_attacks_are_refused_and_the_connection_ends(daemon, headers):
         assert b"HTTP/1.1 200" not in c.rest(), "left-over bytes were read as a request"
 
 
+LENGTHS = {b"+5": 400, b"-5": 400, b"0x5": 400, b"5a": 400, b"5, 6": 400, b"": 400, b"5.0": 400, b"5 6": 400, b"\xb2": 400,
+           b"99999999999999999999999": 413, b"18446744073709551616": 413, b"18446744073709551615": 413}
+
+
+@pytest.mark.parametrize("value", LENGTHS)
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize("pieces", [1, 2, 40])
+def test_a_content_length_that_is_none_is_refused_once(daemon, value, before, pieces):
+    """On any request of a connection, however its head comes: one answer of ours, then the end; and it is counted."""
+    attack = HEAD + b"Content-Length: " + value + b"\r\nX-Last: 1\r\n\r\n"
+    size = len(attack) // pieces + 1
+    count = 'inferd_http_requests_total{method="other",path="other",status="%d"}' % LENGTHS[value]
+    counted = daemon.metrics().get(count, 0)
+    with daemon.raw() as c, daemon.raw() as half, daemon.raw() as other:
+        half.send(HEAD + b"Content-Length: 2\r\n")  # a head that is being read as well, with nothing wrong
+        for _ in range(before):
+            c.send(get("/health"))
+            assert c.answer().status == 200
+        for at in range(0, len(attack), size):
+            c.send(attack[at:at + size])
+            if pieces > 1:
+                time.sleep(0.002)
+        got = c.rest()
+        assert got.count(b"HTTP/1.1") == 1 and int(got.split(b" ")[1]) == LENGTHS[value], got
+        assert json.loads(got.split(b"\r\n\r\n", 1)[1])["error"]["type"] == "invalid_request_error"
+        half.send(b"\r\n{}")
+        assert half.answer().status == 400  # for its empty body
+        other.send(get("/health"))
+        assert other.answer().status == 200
+    if LENGTHS[value] == 400:
+        assert daemon.metrics()[count] == counted + 1
+
+
 @pytest.mark.parametrize("body", [
     b"zz\r\nhello\r\n0\r\n\r\n", b"-5\r\nhello\r\n0\r\n\r\n", b"5hello\r\n0\r\n\r\n", b"5\r\nhelloX\r\n0\r\n\r\n",
     b"ffffffffffffffffff\r\nhello\r\n0\r\n\r\n",
@@ -233,10 +267,8 @@ def nested(depth):
 def test_nesting(daemon):
     assert daemon.post("/v1/completions", nested(64)).status == 200
     for depth in (513, 100000, 1000000):
-        start = time.monotonic()
-        answer = daemon.post("/v1/completions", nested(depth))
+        answer = quickly(1, lambda: daemon.post("/v1/completions", nested(depth)))
         assert answer.status == 400 and answer.json()["error"]["code"] == "invalid_json"
-        assert time.monotonic() - start < 1
 
 
 def test_a_million_ids_are_read_and_refused_for_the_context(daemon):
@@ -502,18 +534,21 @@ def test_integers(daemon, number, ok):
 
 def test_slow_and_idle_connections_are_closed(start):
     daemon = start(step_us=0, header_s=1, idle_s=2)
-    with daemon.raw() as silent, daemon.raw() as half, daemon.raw() as dripping, daemon.raw() as idle:
+    with daemon.raw(60) as silent, daemon.raw(60) as half, daemon.raw(60) as dripping, daemon.raw(60) as idle:
         half.send(HEAD + b"Content-Length: 100\r\n\r\n{")
         idle.send(get("/health"))
         idle.answer()
-        begin = time.monotonic()
-        while time.monotonic() - begin < 2.6:
+
+        def dripped():
             try:
-                dripping.send(b"G" if time.monotonic() - begin < 0.1 else b"x")
+                dripping.send(b"x")
+                time.sleep(0.2)
+                return False
             except OSError:
-                break
-            time.sleep(0.2)
-        assert silent.is_closed(3) and half.rest().count(b" 200 ") == 0 and idle.is_closed(3)
+                return True
+        dripping.send(b"G")
+        until(dripped, "a dripping client closed", 40)  # by the limit of 1 s, not by the usual 60
+        assert silent.is_closed(40) and half.rest().count(b" 200 ") == 0 and idle.is_closed(40)
         assert dripping.rest().count(b" 200 ") == 0
     assert daemon.get("/health").status == 200
 
@@ -521,9 +556,7 @@ def test_slow_and_idle_connections_are_closed(start):
 def test_a_slow_client_blocks_nobody(daemon):
     with daemon.raw() as c:
         c.send(HEAD + b"Content-Length: 1000\r\n\r\n{")
-        begin = time.monotonic()
-        assert daemon.get("/health").status == 200
-        assert time.monotonic() - begin < 1
+        assert quickly(1, lambda: daemon.get("/health")).status == 200
 
 
 def test_unix_socket(start, tmp):

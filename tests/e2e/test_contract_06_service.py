@@ -4,6 +4,7 @@ import time
 import urllib.parse
 
 import pytest
+from pace import until
 
 pytestmark = pytest.mark.sanitizer
 
@@ -125,8 +126,9 @@ def test_metrics(daemon):
         assert families["inferd_" + name] == kind
 
 
-def test_metrics_count_what_happened(daemon):
+def test_metrics_count_what_happened(start):
     """kf-34: ends, aborts and refusals show where they should, and the gauges come back."""
+    daemon = start(step_us=10000)  # 15 s until those that leave would have come to their own end
     before = daemon.wait_idle()
     for _ in range(10):
         assert daemon.complete(max_tokens=4, ignore_eos=True).status == 200
@@ -141,13 +143,13 @@ def test_metrics_count_what_happened(daemon):
     for c in clients:
         c.close()
     daemon.get("/unknown/a"), daemon.get("/unknown/b")
-    time.sleep(0.2)
+    http = 'inferd_http_requests_total{method="POST",path="/v1/completions",status="%d"}'
+    until(lambda: daemon.metrics().get(http % 499, 0) - before.get(http % 499, 0) >= 5, "those who left are counted")
     after = daemon.wait_idle()
 
     def rise(name):
         return after.get(name, 0) - before.get(name, 0)
 
-    http = 'inferd_http_requests_total{method="POST",path="/v1/completions",status="%d"}'
     assert rise(http % 200) == 10 and rise(http % 400) == 3 and rise(http % 499) == 5
     assert rise('inferd_http_requests_total{method="GET",path="other",status="404"}') == 2
     assert rise("inferd_requests_aborted_total") == 5

@@ -1,9 +1,9 @@
 """docs/api.md sections 4, 5 and 8 to 10: every field's types, bounds, null and refusal, on both routes."""
 import concurrent.futures
 import json
-import time
 
 import pytest
+from pace import until
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 HUGE = 10 ** 400
@@ -225,13 +225,11 @@ def test_a_smaller_priority_overtakes(start):
             daemon.complete(prompt="Hello", max_tokens=tokens, ignore_eos=True, priority=priority)
             ended.append(priority)
         ended = []
-        jobs = [pool.submit(ask, 0, 300)]
-        while daemon.metrics()["inferd_requests_running"] < 1:
-            time.sleep(0.005)
+        jobs = [pool.submit(ask, 0, 1000)]
+        daemon.wait_running(1)
         for waiting, priority in enumerate((5, 0, -3), 1):
             jobs.append(pool.submit(ask, priority, 4))
-            while daemon.metrics()["inferd_requests_waiting"] < waiting:
-                time.sleep(0.005)
+            until(lambda: daemon.metrics()["inferd_requests_waiting"] >= waiting, f"{waiting} wait")
         for job in jobs:
             job.result()
     assert ended == [0, -3, 0, 5]

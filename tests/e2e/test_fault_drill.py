@@ -17,13 +17,15 @@ import time
 
 import pytest
 from conftest import LONG, binary, model_path
+from pace import PATIENCE_S, until
 from rawhttp import Raw, get, post
-from test_notify import Manager
+from test_notify import Manager, pings
 
 pytestmark = pytest.mark.skipif(binary().name == "mini_daemon", reason="needs serve")
 SHARE = 1 if LONG else 10
 KILLS, IDLE, STREAMS, HALF_OPEN, SLOW = 1000 // SHARE, 10000 // SHARE, 2000 // SHARE, 1000 // SHARE, 100 // SHARE
 ROUNDS = 3 if LONG else 2
+SLACK = 4 << 20
 QUIET_S = 15 if LONG else 3  # silent and idle connections are closed after it
 TCP_REPAIR = 19
 LONG_RUN = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
@@ -71,7 +73,7 @@ def killed_clients(daemon):
                 finally:
                     os._exit(1)
             children.append(pid)
-        time.sleep(0.4)
+        time.sleep(0.4)  # in mid-stream, on a busy machine also before
         for pid in children:
             os.kill(pid, signal.SIGKILL)
         for pid in children:
@@ -126,14 +128,15 @@ def slow_readers(daemon):
 
 def idle_connections(daemon):
     """Half of them silent, half after a request. Returns the memory that one takes, in bytes."""
-    before, held = daemon.rss(), []
+    before, held, begin = daemon.rss(), [], time.monotonic()
     for k in range(IDLE):
         c = daemon.raw(30)
         held.append(c)
         if k % 2:
             c.send(get("/health"))
             assert c.answer().status == 200
-    assert daemon.metrics()["inferd_connections"] >= IDLE
+    open_ = daemon.metrics()["inferd_connections"]
+    assert open_ >= IDLE or time.monotonic() - begin > QUIET_S, open_  # on a slow machine the first ones have had their time
     time.sleep(2.3)  # buffers of idle connections go back within two seconds
     taken = (daemon.rss() - before) / IDLE
     for c in held:
@@ -155,19 +158,21 @@ def crowd(daemon):
     assert all(asyncio.run(all_of_them()))
 
 
-def at_rest(daemon, fds):
-    """Everything of the round is gone: gauges, connections, descriptors."""
-    m = daemon.wait_idle(20)
+def at_rest(daemon, fds, enough):
+    """Everything of the round is gone: gauges, connections, descriptors; gives the resident memory, once it is `enough` or does not
+    become less."""
+    m = daemon.wait_idle()
     assert m["inferd_requests_blocked"] == 0
-    end = time.monotonic() + QUIET_S + 10
-    while daemon.fd_count() > fds and time.monotonic() < end:
-        time.sleep(0.1)
-    assert daemon.fd_count() <= fds
-    assert daemon.metrics()["inferd_connections"] == 1  # the one that asks
-    time.sleep(1.5)  # memory of a crowd goes back with the next sweep
+    until(lambda: daemon.fd_count() <= fds, "descriptors closed", QUIET_S + PATIENCE_S)
+    until(lambda: daemon.metrics()["inferd_connections"] == 1, "one connection left: that which asks")
+    end = time.monotonic() + 20  # memory of a crowd goes back with the next sweeps
+    time.sleep(1.5)
+    while daemon.rss() > enough and time.monotonic() < end:
+        time.sleep(0.2)
     return daemon.rss()
 
 
+@pytest.mark.alone
 def test_rounds_of_faulty_clients_leave_nothing(start):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -180,18 +185,19 @@ def test_rounds_of_faulty_clients_leave_nothing(start):
     fds, resident, per_idle = daemon.fd_count(), [], []
     for number in range(ROUNDS):
         witness, took = Witness(daemon), []
-        for fault in (killed_clients, half_open, slow_readers, idle_connections, crowd):
+        # the idle ones last: what fewer than 512 connections had taken (io_thread.c) goes back to the system only with a crowd's
+        for fault in (killed_clients, half_open, slow_readers, crowd, idle_connections):
             begin = time.monotonic()
             result = fault(daemon)
             took.append(f"{fault.__name__} {time.monotonic() - begin:.1f} s")
             if result:
                 per_idle.append(result)
         witness.end()
-        resident.append(at_rest(daemon, fds))
+        resident.append(at_rest(daemon, fds, resident[0] + SLACK if resident else 1 << 40))
         print(f"round {number + 1}: {', '.join(took)}; sound requests {witness.count}, slowest {witness.slowest * 1e3:.0f} ms; RSS {resident[-1] / 2**20:.1f} MiB")
     print(f"an idle connection takes {per_idle[-1] / 1024:.1f} KiB, half of them after a request")
     if not daemon.sanitized:
-        assert resident[-1] - resident[0] <= 4 << 20, resident
+        assert resident[-1] - resident[0] <= SLACK, resident
         assert per_idle[-1] < 6 << 10
     assert daemon.complete(max_tokens=2).status == 200
     assert daemon.terminate() == 0
@@ -204,23 +210,21 @@ def test_a_full_disk_for_logs_stops_nobody(tmp):
         process = subprocess.Popen([str(binary()), "serve", str(model_path()), "--device", "null:100", "--uds", str(path), "--log-level", "debug"],
                                    stdout=full, stderr=full)
         try:
-            end = time.monotonic() + 20
-            while True:
+            def ready():
+                assert process.poll() is None
                 try:
                     with Raw(str(path)) as c:
                         c.send(get("/ready"))
-                        if c.answer().status == 200:
-                            break
+                        return c.answer().status == 200
                 except OSError:
-                    pass
-                assert time.monotonic() < end and process.poll() is None
-                time.sleep(0.05)
+                    return False
+            until(ready, "/ready")
             with Raw(str(path), 30) as c:
                 for _ in range(1000 // SHARE):
                     c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": True, "ignore_eos": True}))
                     assert b"[DONE]" in c.answer().body
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0 and not path.exists()
+            assert process.wait(60) == 0 and not path.exists()
         finally:
             process.kill()
 
@@ -228,7 +232,7 @@ def test_a_full_disk_for_logs_stops_nobody(tmp):
 def test_sigterm_under_load_ends_everything_as_it_should(start, tmp):
     """Running ones finish, later ones are refused in words, the long ones get an error event; no child, socket or memory is left."""
     shm = set(os.listdir("/dev/shm"))
-    daemon = start(step_us=5000, drain_ms=2000, seqs=256, extra=["--admin-socket", tmp / "term.sock"])
+    daemon = start(step_us=5000, drain_ms=4000, seqs=256, extra=["--admin-socket", tmp / "term.sock"])
     short = [daemon.raw(30) for _ in range(100 // min(SHARE, 2))]
     long_ = [daemon.raw(30) for _ in range(20)]
     for c in short:
@@ -239,7 +243,7 @@ def test_sigterm_under_load_ends_everything_as_it_should(start, tmp):
         assert c.head()[1] == 200
     pid = daemon.process.pid
     children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    daemon.process.send_signal(signal.SIGTERM)
+    daemon.begin_drain()
     late = daemon.complete()
     assert late.status == 503 and late.json()["error"]["code"] == "server_draining"
     for c in short:
@@ -248,7 +252,7 @@ def test_sigterm_under_load_ends_everything_as_it_should(start, tmp):
     for c in long_:
         body = b"".join(c.chunks())
         assert b'data: {"error":{' in body and body.endswith(b"data: [DONE]\n\n")
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60) == 0
     assert children == "" and not (tmp / "term.sock").exists() and set(os.listdir("/dev/shm")) <= shm
 
 
@@ -278,14 +282,14 @@ def test_an_engine_thread_that_stands_still_is_noticed(start, tmp, busy):
     for c in streams:
         c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 300}))
         assert c.head()[1] == 200
+    stuck = daemon.log_text().count("engine stuck")
     let_go = stop_thread(engine)
     if not let_go:
         pytest.skip("no right to trace a process here")
     try:
-        time.sleep(1.7)
+        until(lambda: daemon.log_text().count("engine stuck") == stuck + 1, "the log says that the engine stands still")
+        assert pings(manager, 1) == 0, "the watchdog was fed for an engine that stands still"
         before = len(manager.all("WATCHDOG"))
-        time.sleep(0.8)
-        assert len(manager.all("WATCHDOG")) == before, "the watchdog was fed for an engine that stands still"
         ready = daemon.get("/ready")
         assert ready.status == 503 and "no progress" in ready.json()["reason"] and daemon.get("/health").status == 200
     finally:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from conftest import binary
+from pace import until
 from rawhttp import Raw, get, post
 
 pytestmark = pytest.mark.skipif(binary().name == "mini_daemon", reason="mini_daemon does not speak it")
@@ -20,21 +21,23 @@ class Manager:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sock.bind("\0" + self.path[1:] if abstract else self.path)
         self.seen = []
+        self.fault = None
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
-        while True:
-            data = self.sock.recv(4096).decode()
-            self.seen.append((time.monotonic(), dict(line.split("=", 1) for line in data.split("\n"))))
+        try:
+            while True:
+                data = self.sock.recv(4096).decode()
+                self.seen.append((time.monotonic(), dict(line.split("=", 1) for line in data.split("\n"))))
+        except (OSError, ValueError) as fault:
+            self.fault = fault  # told by the next that asks: nobody sees how a thread ends
 
     def all(self, name):
+        assert not self.fault, f"the manager does not read any more: {self.fault!r}"
         return [(at, m[name]) for at, m in list(self.seen) if name in m]
 
-    def wait(self, name, seconds=10, count=1):
-        end = time.monotonic() + seconds
-        while len(self.all(name)) < count:
-            assert time.monotonic() < end, f"no {name} within {seconds} s: {self.seen}"
-            time.sleep(0.01)
+    def wait(self, name, count=1):
+        until(lambda: len(self.all(name)) >= count, f"{count} of {name} among {self.seen}")
         return self.all(name)[count - 1]
 
 
@@ -54,15 +57,14 @@ def test_a_drain_extends_the_time_to_stop(start, tmp):
     manager = Manager(tmp)
     daemon = start(step_us=20000, env={"NOTIFY_SOCKET": manager.path})
     with daemon.raw(30) as c:
-        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 120, "ignore_eos": True, "stream": True}))
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}))
         assert c.head()[1] == 200
         before = len(manager.all("EXTEND_TIMEOUT_USEC"))
         daemon.process.send_signal(signal.SIGTERM)
         manager.wait("STOPPING")
-        assert b"[DONE]" in b"".join(c.chunks())
-    assert daemon.process.wait(10) == 0
-    assert len(manager.all("EXTEND_TIMEOUT_USEC")) - before >= 2
-    assert "draining, 1 requests left" in manager.all("STATUS")[-1][1]
+        manager.wait("EXTEND_TIMEOUT_USEC", count=before + 2)
+        until(lambda: "draining, 1 requests left" in manager.all("STATUS")[-1][1], "the requests that are left are told")
+    assert daemon.process.wait(60) == 0  # its client has gone
 
 
 def test_reload_says_reloading_with_the_time_and_ready_again(start, tmp):
@@ -86,26 +88,36 @@ def test_a_reload_while_loading_does_not_say_ready(start, tmp):
 
 
 def pings(manager, seconds):
+    """How many come, of those that are sent from now on."""
+    time.sleep(0.3)  # what was sent before has come
     before = len(manager.all("WATCHDOG"))
     time.sleep(seconds)
     return len(manager.all("WATCHDOG")) - before
 
 
+def fed(manager, count=4):
+    """Pings go on: systemd would wait 0.4 s for each, we a little longer, as the machine does other things too."""
+    before = len(manager.all("WATCHDOG"))
+    manager.wait("WATCHDOG", count=before + count)
+    times = [at for at, _ in manager.all("WATCHDOG")[before:]]
+    assert min(b - a for a, b in zip(times, times[1:])) < 0.4, times
+
+
 def test_the_watchdog_hears_of_an_idle_and_a_busy_engine_and_not_of_a_stuck_one(start, tmp):
     manager = Manager(tmp)
-    daemon = start(step_us=3_000_000, env={"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "400000"}, extra=["--progress-timeout-s", 1])
+    daemon = start(step_us=5_000_000, env={"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "400000"}, extra=["--progress-timeout-s", 1])
     manager.wait("READY")
-    assert pings(manager, 1) >= 4
-    with Raw(daemon.address) as c:  # a step of 3 s: longer than the limit
+    fed(manager)
+    with Raw(daemon.address) as c:  # a step of 5 s: longer than the limit
         c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 1, "ignore_eos": True}))
-        time.sleep(1.6)
+        until(lambda: "engine stuck" in daemon.log_text(), "the log says that the engine stands still")
         assert pings(manager, 0.8) == 0
         ready = daemon.get("/ready")
         assert ready.status == 503 and "no progress" in ready.json()["reason"]
         assert daemon.get("/health").status == 200
         assert c.answer().status == 200
-    time.sleep(0.5)
-    assert pings(manager, 1) >= 4 and daemon.get("/ready").status == 200
+    fed(manager)
+    assert daemon.get("/ready").status == 200
     assert "engine stuck" in daemon.log_text() and "engine goes on" in daemon.log_text()
 
 

@@ -12,20 +12,12 @@ import time
 
 import pytest
 
+from pace import at_best, until
+
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STAGES = ["accept", "parse", "template", "tokenize", "submit", "queue", "prefill", "decode", "deliver"]
-
-
-def wait_for(what, seconds=20):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        got = what()
-        if got:
-            return got
-        time.sleep(0.02)
-    raise AssertionError(f"did not come within {seconds} s")
 
 
 # --- the log ---
@@ -42,7 +34,7 @@ def logged(start):
 def done(daemon, request_id):
     def found():
         return [e for e in events(daemon, "request done") + events(daemon, "request refused") if e["request_id"] == request_id]
-    return wait_for(found)[0]
+    return until(found)[0]
 
 
 def test_every_line_is_one_json_object(logged):
@@ -71,13 +63,15 @@ def test_a_request_has_one_line_with_its_tokens_stages_and_names(logged):
 
 def test_the_ledger_is_the_time_that_the_client_waits(logged):
     """One millisecond more is the client's own; the sum is that of `timings` too."""
-    began = time.monotonic()
-    answer = logged.chat(max_tokens=100, ignore_eos=True, return_timings=True)
-    waited_ms = (time.monotonic() - began) * 1e3
-    timings = answer.json()["timings"]
-    assert list(timings["stages_ms"]) == STAGES
-    assert abs(sum(timings["stages_ms"].values()) - timings["total_ms"]) <= 0.01 * timings["total_ms"]
-    assert 0 <= waited_ms - timings["total_ms"] < 0.3 * waited_ms
+    def compare():
+        began = time.monotonic()
+        answer = logged.chat(max_tokens=100, ignore_eos=True, return_timings=True)
+        waited_ms = (time.monotonic() - began) * 1e3
+        timings = answer.json()["timings"]
+        assert list(timings["stages_ms"]) == STAGES
+        assert abs(sum(timings["stages_ms"].values()) - timings["total_ms"]) <= 0.01 * timings["total_ms"]
+        assert 0 <= waited_ms - timings["total_ms"] < 0.3 * waited_ms
+    at_best(compare)
 
 
 def test_vllms_metrics_where_asked(logged, start):
@@ -99,7 +93,7 @@ def test_refusals_and_leavers_have_their_line(logged):
     assert (event["event"], event["status"], event["outcome"], event["code"]) == ("request refused", 400, "refused", "invalid_value")
     from rawhttp import post
     with logged.raw() as c:
-        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2000, "stream": True, "ignore_eos": True}, "X-Request-Id: leaver"))
+        c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 8000, "stream": True, "ignore_eos": True}, "X-Request-Id: leaver"))
         c.head()
         c._until(b"data: ")
     event = done(logged, "leaver")
@@ -116,7 +110,8 @@ def test_a_reader_that_stands_still_shows_as_stall(start):
         c.connect(("127.0.0.1", daemon.port))
         c.sendall(post("/v1/completions", {"prompt": "a", "max_tokens": 2000, "n": 40, "stream": True, "ignore_eos": True},
                        "X-Request-Id: slow", "Connection: close"))
-        time.sleep(1.5)
+        until(lambda: daemon.metrics()["inferd_requests_blocked"] > 0, "the buffers full")
+        time.sleep(1)
         c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         got = b""
         while chunk := c.recv(1 << 20):
@@ -126,7 +121,7 @@ def test_a_reader_that_stands_still_shows_as_stall(start):
     assert event["outcome"] == "length" and event["completion_tokens"] == 80000 and event["stall_ms"] > 500
     assert abs(sum(event[f"{s}_ms"] for s in STAGES) - event["total_ms"]) <= 0.01 * event["total_ms"] + 0.05
     quick = daemon.post("/v1/completions", {"prompt": "a", "max_tokens": 20, "stream": True, "ignore_eos": True}, "X-Request-Id: quick")
-    assert quick.status == 200 and done(daemon, "quick")["stall_ms"] < 100
+    assert quick.status == 200 and done(daemon, "quick")["stall_ms"] < 500
     assert daemon.metrics()["inferd_socket_stall_seconds_total"] > 0.5
 
 
@@ -134,14 +129,14 @@ def test_prompts_are_logged_only_when_asked(start):
     daemon = start(step_us=0, log_format="json", log_prompts="true")
     daemon.post("/v1/chat/completions", {"messages": [{"role": "user", "content": 'say "zebra7391"\n'}], "max_tokens": 2},
                 "X-Request-Id: it")
-    event = wait_for(lambda: events(daemon, "prompt"))[0]
+    event = until(lambda: events(daemon, "prompt"))[0]
     assert event["request_id"] == "it" and 'say "zebra7391"\n' in event["text"] and event["text"].startswith("<|im_start|>")
 
 
 def test_text_lines_carry_the_same_keys(start):
     daemon = start(step_us=0)
     daemon.post("/v1/completions", {"prompt": "a", "max_tokens": 2}, "X-Request-Id: abc")
-    line = wait_for(lambda: [x for x in daemon.log_text().splitlines() if "request done" in x])[0]
+    line = until(lambda: [x for x in daemon.log_text().splitlines() if "request done" in x])[0]
     assert re.match(r"\d{4}-\S+Z info request done id=cmpl-\S+ request_id=\"abc\" route=/v1/completions status=200 outcome=", line)
     assert all(f" {s}_ms=" in line for s in STAGES)
 
@@ -176,17 +171,18 @@ def test_stats_shows_what_runs_and_what_ended(logged):
     from rawhttp import post
     ended = logged.chat(max_tokens=5, ignore_eos=True).json()["id"]
     with logged.raw() as c:
-        c.send(post("/v1/completions", {"prompt": "a b c", "max_tokens": 1500, "stream": True, "ignore_eos": True}))
+        c.send(post("/v1/completions", {"prompt": "a b c", "max_tokens": 6000, "stream": True, "ignore_eos": True}))
         c.head()
         c._until(b"data: ")
 
         def looks():
-            return [r for r in logged.get("/stats").json()["running"] if r["completion_tokens"] > 0]
-        mine = wait_for(looks)[0]
+            stats = logged.get("/stats").json()
+            return stats if any(r["completion_tokens"] > 0 for r in stats["running"]) and stats["tokens"]["generated_per_second"] > 0 else None
+        stats = until(looks)
+        mine = stats["running"][0]
         assert mine["stage"] == "decode" and mine["route"] == "/v1/completions" and mine["age_seconds"] > 0 and mine["prompt_tokens"] >= 3
-        stats = logged.get("/stats").json()
         assert stats["requests"]["running"] == 1 and stats["tokens"]["generated_per_second"] > 0 and 0 < stats["kv"]["usage"] < 1
-    stats = wait_for(lambda: (s := logged.get("/stats").json())["running"] == [] and s)
+    stats = until(lambda: (s := logged.get("/stats").json())["running"] == [] and s)
     assert stats["state"] == "ready" and stats["model"]["name"] == "smollm2"
     mine = next(e for e in stats["ended"] if e["id"] == ended)
     assert mine["outcome"] == "length" and mine["completion_tokens"] == 5 and list(mine["stages_ms"]) == STAGES
@@ -274,7 +270,7 @@ def traced(start, collector):
 def test_a_request_becomes_a_span_with_its_stages_as_children(traced, collector):
     answer = traced.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "zebra7391"}], "max_tokens": 10, "temperature": 0.5,
                                                   "ignore_eos": True}, "X-Request-Id: r1", f"traceparent: {PARENT}", "tracestate: a=b,c=d")
-    root = wait_for(lambda: collector.of("r1"))[0]
+    root = until(lambda: collector.of("r1"))[0]
     assert root.name == "chat smollm2" and root.trace_id.hex() == PARENT[3:35] and root.parent_span_id.hex() == PARENT[36:52]
     assert root.trace_state == "a=b,c=d" and root.status.code == 0
     a = attributes(root)
@@ -302,7 +298,7 @@ def test_a_request_becomes_a_span_with_its_stages_as_children(traced, collector)
 
 def test_the_service_is_named_as_the_environment_says(traced, collector):
     traced.complete()
-    wait_for(lambda: collector.resources)
+    until(lambda: collector.resources)
     assert collector.resources[0]["service.name"] == "llm-7" and collector.resources[0]["deployment.environment.name"] == "test"
     path, headers = collector.headers[0]
     assert path == "/v1/traces" and headers["Content-Type"] == "application/x-protobuf" and headers["x-team"] == "a b"
@@ -310,7 +306,7 @@ def test_the_service_is_named_as_the_environment_says(traced, collector):
 
 def test_a_request_without_a_caller_starts_a_trace_and_a_refusal_is_one_span(traced, collector):
     traced.post("/v1/completions", {"prompt": "a", "n": 0}, "X-Request-Id: r2")
-    root = wait_for(lambda: collector.of("r2"))[0]
+    root = until(lambda: collector.of("r2"))[0]
     assert root.name == "text_completion smollm2" and not root.parent_span_id and len(root.trace_id) == 16
     a = attributes(root)
     assert a["error.type"] == "invalid_value" and a["http.response.status_code"] == 400 and root.status.code == 0  # the client's fault
@@ -324,13 +320,13 @@ def test_sampling_follows_the_caller_else_the_ratio_and_faults_always_come(start
     daemon.post("/v1/completions", body, "X-Request-Id: no-2", f"traceparent: {PARENT[:-2]}00")
     daemon.post("/v1/completions", body, "X-Request-Id: yes-1", f"traceparent: {PARENT}")
     late = daemon.post("/v1/completions", {"prompt": "a", "max_tokens": 500, "ignore_eos": True}, "X-Request-Id: fault",
-                       "X-Request-Timeout: 0.2")
+                       "X-Request-Timeout: 1")
     assert late.status == 503
-    wait_for(lambda: collector.of("yes-1") and collector.of("fault"))
+    until(lambda: collector.of("yes-1") and collector.of("fault"))
     fault = collector.of("fault")[0]
     assert fault.status.code == 2 and attributes(fault)["error.type"] == "service_unavailable"
     assert not collector.of("no-1") and not collector.of("no-2") and collector.headers[0][0] == "/custom"
-    wait_for(lambda: daemon.metrics()["inferd_traces_exported_total"] == 2)  # counted when the collector's answer is there
+    until(lambda: daemon.metrics()["inferd_traces_exported_total"] == 2)  # counted when the collector's answer is there
     assert daemon.metrics()["inferd_traces_unsampled_total"] == 2
 
 
@@ -352,14 +348,16 @@ def test_a_collector_that_is_away_costs_nothing_but_the_traces(start):
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(some, [500] * 4))
         return time.monotonic() - began
-    base, slow = seconds(without), seconds(with_it)
+    def compare():
+        base, slow = seconds(without), seconds(with_it)
+        assert slow < 2 * base + 1, f"{slow:.2f} s with a collector that is away, {base:.2f} s without"
+    at_best(compare)
     m = with_it.metrics()
     dropped = sum(v for k, v in m.items() if k.startswith("inferd_traces_dropped_total"))
     assert dropped >= 2000 - 1024 - 3 * 64 and m["inferd_traces_exported_total"] == 0
-    assert slow < 2 * base + 1, f"{slow:.2f} s with a collector that is away, {base:.2f} s without"
     away.status = 200  # what is still queued gets there
-    wait_for(lambda: with_it.metrics()["inferd_traces_exported_total"] > 0, 30)
-    assert wait_for(lambda: len(away.roots()) >= 64)
+    until(lambda: with_it.metrics()["inferd_traces_exported_total"] > 0)
+    assert until(lambda: len(away.roots()) >= 64)
 
 
 def test_the_last_traces_are_sent_before_the_end(start):
@@ -368,6 +366,21 @@ def test_the_last_traces_are_sent_before_the_end(start):
     daemon.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, "X-Request-Id: last")
     assert daemon.terminate() == 0
     assert collector.of("last")
+
+
+def test_no_log_line_has_the_collectors_password(start):
+    """A collector that takes the batch, and one that refuses it: both are named in the log, by where they are only."""
+    for status in (200, 400):
+        collector = Collector(status)
+        daemon = start(step_us=0, otlp_endpoint=collector.url.replace("://", "://someone:s3cret@"))
+        daemon.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+        assert until(lambda: collector.posts > 0)
+        assert daemon.terminate() == 0
+        log = daemon.log_text()
+        assert f"url={collector.url}/v1/traces" in log and "s3cret" not in log and "someone" not in log, log
+        assert status == 200 or "traces not taken" in log
+        if status == 200:
+            assert collector.headers[0][1]["Authorization"] == "Basic c29tZW9uZTpzM2NyZXQ="
 
 
 def test_a_wrong_endpoint_is_told_at_once(tmp):

@@ -77,6 +77,12 @@ def test_a_conversation_on_a_desktop(browser, cpu, tmp_path):
     assert row[0] == "2" and int(row[1]) > 0 and int(row[2]) > 0 and 0 < int(row[3]) <= 96, "the 2nd turn reuses the 1st's KV"
     assert browser.run("return document.querySelectorAll('#answers .bar span').length") >= 4
     browser.wait("return document.getElementById('ttft-50').textContent !== '–'")
+    ended = "return [...document.querySelectorAll('#requests tr')].map(r => [...r.children].map(c => c.innerText))"
+    rows = browser.wait(f"const rows = (() => {{ {ended} }})(); return rows.length >= 4 && rows")
+    stats = cpu.get("/stats").json()
+    assert [rows[0][0], rows[2][0]] == [e["id"][-5:] for e in stats["ended"][:2]], "the newest first, as /stats has them"
+    assert rows[0][1] == stats["ended"][0]["outcome"] and int(rows[0][4]) == stats["ended"][0]["completion_tokens"]
+    assert browser.run("return document.querySelectorAll('#requests .bar span').length") >= 4
     picture(browser, tmp_path, "desktop-light")
     browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     dark = browser.run("return getComputedStyle(document.body).backgroundColor")
@@ -121,6 +127,7 @@ def test_escape_stops_an_answer_and_the_server_stops_computing(browser, start):
     browser.run("document.getElementById('max-tokens').value = 2000")
     browser.keys("#prompt", "go on for long" + webdriver.ENTER)
     browser.wait("return document.querySelector('.busy .text')?.innerText.length > 5")
+    browser.wait("return document.querySelector('#requests td:nth-child(2)')?.innerText === 'decode'")
     assert browser.text("#send") == "Stop"
     browser.press(webdriver.ESCAPE)
     browser.wait("return !document.querySelector('.busy')")
@@ -133,6 +140,8 @@ def test_faults_are_said_in_words(browser, start):
     daemon = start(keys=["open-sesame"])
     browser.open(f"http://127.0.0.1:{daemon.port}/")
     browser.wait("return document.getElementById('model').textContent === 'needs an API key'")
+    browser.wait("return document.getElementById('stages').textContent.includes('API key')")
+    assert browser.text("#rate") == "–" and without_key(daemon, "/stats").status == 401
     browser.keys("#prompt", "hello" + webdriver.ENTER)
     assert "key" in browser.wait("return document.getElementById('fault').textContent")
     assert browser.run("return document.activeElement.id") == "key"
@@ -143,6 +152,7 @@ def test_faults_are_said_in_words(browser, start):
     browser.wait("return document.querySelector('.message.assistant .meta')")
     assert browser.text("#fault") == ""
     browser.wait("return document.getElementById('model').textContent === 'smollm2'")
+    browser.wait("return document.querySelectorAll('#requests .bar').length === 1")
     daemon.terminate()
     browser.wait("return document.getElementById('state').textContent === 'not reachable'")
     browser.keys("#prompt", "anyone there?" + webdriver.ENTER)

@@ -2,7 +2,7 @@
 
 Method: a trace of random arrivals replayed by `bench serve` against the daemon on the null device, whose step time is a constant, and through
 the simulator with that constant; medians must agree within 15 %. The machine may be busy with other things, which only ever makes
-the daemon slower, so the best of three replays counts."""
+the daemon slower, so the best of six replays counts."""
 import json
 import random
 import subprocess
@@ -41,10 +41,11 @@ def device(tmp_path_factory):
     return path
 
 
+@pytest.mark.alone
 def test_the_daemon_does_what_the_simulation_says(start, trace, device):
     told = json.loads(simulate("--trace", trace, "--device", device, "--max-num-seqs", 16, "--max-batch-wait-ms", 0, "--json", "-"))["runs"][0]
     worst = None
-    for _ in range(3):
+    for _ in range(6):
         daemon = start(step_us=STEP_US, seqs=16)
         run = subprocess.run([str(binary()), "bench", "serve", "--url", daemon.url, "--trace", str(trace), "--warmup", "0", "--metric-percentiles",
                               "50,99", "--result-filename", "-"], capture_output=True, text=True, timeout=120)
@@ -111,6 +112,7 @@ def test_every_request_is_told_in_the_traces_order(trace, device):
     assert sum(x for x in detail["ttft_ms"] if x) / page["completed"] == pytest.approx(page["mean_ttft_ms"])
 
 
+@pytest.mark.alone
 def test_a_fit_of_the_daemons_own_steps_finds_their_length(start, trace, tmp_path):
     admin = tmp_path / "admin.sock"
     daemon = start(step_us=STEP_US, seqs=16, extra=["--admin-socket", str(admin)])

@@ -82,7 +82,7 @@ def test_the_life_of_the_unit(tmp_path):
     shutil.copy(model_path(), shared / "model.gguf")
     shutil.copy(pathlib.Path(__file__).parent / "service/drill.py", shared)
     (tmp_path / "drill.service").write_text(
-        "[Unit]\nRequires=basic.target\nAfter=basic.target\n[Service]\nType=oneshot\nTimeoutStartSec=170\n"
+        "[Unit]\nRequires=basic.target\nAfter=basic.target\n[Service]\nType=oneshot\nTimeoutStartSec=580\n"
         "ExecStart=/usr/bin/python3 /drill/drill.py\nExecStopPost=/bin/systemctl poweroff --force\n")
     subprocess.run(["mount", "--bind", "/", str(root)], check=True)
     try:
@@ -90,7 +90,7 @@ def test_the_life_of_the_unit(tmp_path):
             [nspawn, "--boot", f"--directory={root}", "--volatile=overlay", "--register=no", "--keep-unit", "--private-network",
              "--machine=inferd-drill", f"--bind-ro={shared}:/drill", f"--bind={results}:/results",
              f"--bind-ro={tmp_path}/drill.service:/etc/systemd/system/drill.service", "systemd.unit=drill.service"],
-            capture_output=True, text=True, timeout=180)
+            capture_output=True, text=True, timeout=600)
     finally:
         subprocess.run(["umount", str(root)], check=True)
     log = results / "log"

@@ -11,11 +11,14 @@ import socket
 import time
 
 import pytest
-from conftest import LONG, binary
+from conftest import LONG, binary, free_port
+from pace import until
 from rawhttp import Raw, get
 
-pytestmark = [pytest.mark.sanitizer, pytest.mark.skipif(binary().name == "mini_daemon", reason="needs serve")]
-RATE = 230  # asked for; the client of this test must not be what limits it below 200
+pytestmark = [pytest.mark.sanitizer, pytest.mark.alone, pytest.mark.skipif(binary().name == "mini_daemon", reason="needs serve")]
+# Asked for; the client of this test must not be what limits it below 200. A sanitizer's daemon is there for its faults, not for
+# its pace: what it cannot keep up with would wait in its queue of connections, and be reset with it.
+RATE = 80 if any(name in str(binary()) for name in ("asan", "tsan")) else 230
 
 
 def request(tokens, stream, close):
@@ -95,7 +98,7 @@ async def upgrade(load, make, rounds):
         while not await asyncio.to_thread(is_ready, path):
             await asyncio.sleep(0.02)
         old.process.send_signal(signal.SIGTERM)
-        codes.append(await asyncio.to_thread(old.process.wait, 30))
+        codes.append(await asyncio.to_thread(old.process.wait, 60))
         await asyncio.sleep(0.3)
     stop.set()
     sent, seconds = await running
@@ -120,25 +123,22 @@ class Maker:
 @pytest.mark.parametrize("how", ["reuse-port", "inherited socket"])
 def test_an_upgrade_under_load_refuses_and_cuts_nothing(start, tmp, how, monkeypatch):
     rounds = 10 if LONG else 2
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
+    listening, port = socket.socket(), free_port()
     if how == "reuse-port":
-        listening.close()
         make = Maker(start, tmp, "reuse", port, lambda: {"extra": ["--reuse-port"]})
     else:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
         listening.listen(4096)
         make = Maker(start, tmp, "inherit", port, lambda: {"fds": {"http": listening}, "extra": ["--listen-when-ready"]})
     from conftest import Daemon
     monkeypatch.setattr(Daemon, "_find_port", lambda self: setattr(self, "port", port))
     first, path = make(0)
-    while not is_ready(path):
-        time.sleep(0.02)
+    until(lambda: is_ready(path), "ready")
     load = Load(port)
     sent, seconds, codes = asyncio.run(upgrade(load, make, rounds))
     listening.close()
     print(f"{how}: {rounds} upgrades, {sent} requests in {seconds:.1f} s ({sent / seconds:.0f}/s), outcomes {dict(load.outcomes)}")
     assert codes == [0] * rounds
     assert load.outcomes == {"ok": sent}, load.outcomes
-    assert sent / seconds > 100  # a noisy machine; the figure is printed
+    assert sent / seconds > RATE / 2.3  # a noisy machine; the figure is printed

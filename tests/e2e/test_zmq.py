@@ -11,17 +11,18 @@ import time
 
 import pytest
 from conftest import LONG, binary, mini_daemon
+from pace import until
 from rawhttp import Raw, get
 from zmqclient import PB2_DIR, ROOT, Client, answer, connect, endpoint_of, pb, zmq
 
 pytestmark = pytest.mark.sanitizer
 
-LONG_RUN = dict(prompts=[b"a"], max_tokens=1500, ignore_eos=True)
+LONG_RUN = dict(prompts=[b"a"], max_tokens=8000, ignore_eos=True)  # 8 s and more
 
 
 @pytest.fixture(scope="module")
 def server(start):
-    return start(step_us=1000, context=2048, zmq="tcp://127.0.0.1:*")
+    return start(step_us=1000, context=8192, zmq="tcp://127.0.0.1:*")
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_messages_are_rendered_as_http_renders_them(server, client):
     assert text.decode() == wanted["choices"][0]["message"]["content"]
     assert last.done.usage.prompt_tokens == wanted["usage"]["prompt_tokens"]
     ids = client.ask(tokenize=pb.Tokenize(messages=[turn])).tokenize
-    assert len(ids.ids) == last.done.usage.prompt_tokens and ids.max_model_len == 2048
+    assert len(ids.ids) == last.done.usage.prompt_tokens and ids.max_model_len == 8192
 
 
 def test_ids_in_and_ids_out(client):
@@ -148,14 +149,17 @@ def test_health_model_and_load(server, client):
     health = client.ask(health=pb.HealthQuery()).health
     assert health.state == pb.Health.READY and health.version
     info = client.ask(model_info=pb.ModelInfoQuery()).model_info
-    assert list(info.names) == ["smollm2", "alias/smollm2"] and info.context_tokens == 2048
+    assert list(info.names) == ["smollm2", "alias/smollm2"] and info.context_tokens == 8192
     wanted = client.send(generate=pb.Generate(**LONG_RUN))
     assert client.receive().started.model == "smollm2"
-    time.sleep(0.1)
-    load = client.ask(load_report=pb.LoadReportQuery()).load_report
-    assert load.seqs_running == 1 and load.requests_open == 1 and load.kv_blocks_total > load.kv_blocks_used > 0
+    server.wait_running(1)
+
+    def alone():  # the answers of former tests may just be leaving
+        load = client.ask(load_report=pb.LoadReportQuery()).load_report
+        return load.seqs_running == 1 and load.requests_open == 1 and load.kv_blocks_total > load.kv_blocks_used > 0
+    until(alone, "one sequence, one request, some blocks")
     client.send(cancel=pb.Cancel(id=wanted))
-    server.wait_idle(2)
+    server.wait_idle()
 
 
 # --- refusals ---
@@ -189,7 +193,7 @@ REFUSED = [
     (dict(prompts=[b"a"], prompt_ids=[pb.TokenIds(ids=[1])]), "prompts", "invalid_value"),
     (dict(prompt_ids=[pb.TokenIds(ids=[1, 1 << 30])]), "prompt_ids[0]", "invalid_value"),
     (dict(prompt_ids=[pb.TokenIds()]), "prompt_ids[0]", "invalid_value"),
-    (dict(prompts=[b"word " * 5000], max_tokens=1), "prompts", "context_length_exceeded"),
+    (dict(prompts=[b"word " * 20000], max_tokens=1), "prompts", "context_length_exceeded"),
     (dict(messages=[pb.ChatMessage(role="nobody", content=b"a")]), "messages[0].role", "invalid_value"),
     (dict(messages=[pb.ChatMessage(role="user")]), "messages[0].content", "missing_required_parameter"),
     (dict(messages=[pb.ChatMessage(role="user", content=b"a")], best_of=2), "best_of", "invalid_value"),
@@ -220,7 +224,7 @@ def test_ids_of_open_requests_are_unique(server, client):
             codes.add(response.error.code)
     assert codes == {"duplicate_id"}
     client.send(cancel=pb.Cancel(id=1))
-    server.wait_idle(2)
+    server.wait_idle()
 
 
 # --- cancelling, time limits ---
@@ -234,7 +238,7 @@ def test_cancel_ends_a_request(server, client, stream):
     while (response := client.receive()).WhichOneof("body") == "chunk":
         pass
     assert response.error.code == "cancelled" and response.error.status == 499
-    after = server.wait_idle(2)
+    after = server.wait_idle()
     assert after["inferd_requests_aborted_total"] == before["inferd_requests_aborted_total"] + 1
     assert not client.ask(cancel=pb.Cancel(id=wanted)).cancel.found
     other = connect(server)
@@ -251,14 +255,19 @@ def test_cancel_right_behind_the_request(server, client):
     errors = 0
     while errors < 50:
         errors += client.receive().WhichOneof("body") == "error"
-    server.wait_idle(2)
+    server.wait_idle()
+
+
+def rejections(server):
+    return sum(v for k, v in server.metrics().items() if k.startswith("inferd_requests_rejected_total"))
 
 
 def test_a_time_limit_ends_the_request(server, client):
-    begin = time.monotonic()
+    rejected = rejections(server)
     error = error_of(client, **LONG_RUN, timeout_s=0.3)
-    assert error.status in (429, 503) and time.monotonic() - begin < 2
-    server.wait_idle(2)
+    assert error.status in (429, 503)
+    assert rejections(server) == rejected + (error.status == 429), "it was admitted"
+    server.wait_idle()
 
 
 # --- clients that vanish ---
@@ -269,7 +278,7 @@ sys.path[:0] = [{pb2!r}, {examples!r}]
 from zmq_client import Client, pb
 c = Client({endpoint!r})
 for k in range(4):
-    c.send(generate=pb.Generate(prompts=[b"word " * (300 if k == 2 else 1)], max_tokens=1500, ignore_eos=True, stream=k % 2 == 0))
+    c.send(generate=pb.Generate(prompts=[b"word " * (300 if k == 2 else 1)], max_tokens=7500, ignore_eos=True, stream=k % 2 == 0))
 c.receive()
 print("ready", flush=True)
 time.sleep(60)
@@ -285,22 +294,18 @@ def vanishing(server):
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_vanished_client_leaves_nothing(start, how):
-    server = start(step_us=5000, zmq="tcp://127.0.0.1:*")
+    server = start(step_us=5000, context=8192, zmq="tcp://127.0.0.1:*")
     before = server.wait_idle()
     process = vanishing(server)
-    end = time.monotonic() + 10
-    while server.metrics()["inferd_requests_running"] < 4 and time.monotonic() < end:
-        time.sleep(0.02)
+    server.wait_running(4)
     process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)  # stopped: its connection stays open
-    begin = time.monotonic()
-    after = server.wait_idle(4)
-    took = time.monotonic() - begin
+    server.wait_idle()
+    until(lambda: server.metrics()["inferd_zmq_clients"] == 0, "the client gone")
+    after = server.metrics()
     process.kill()
     process.wait()
-    assert took < 2.0, took
     assert after["inferd_requests_aborted_total"] == before["inferd_requests_aborted_total"] + 4
     assert after["inferd_zmq_clients_vanished_total"] == before["inferd_zmq_clients_vanished_total"] + 1
-    assert after["inferd_zmq_clients"] == 0
 
 
 def test_clients_that_close_over_and_over(server):
@@ -314,8 +319,9 @@ def test_clients_that_close_over_and_over(server):
         if k % 3:
             c.receive()
         c.close()
-    after = server.wait_idle(3)
-    assert after["inferd_zmq_clients"] == 0 and after["inferd_kv_cache_usage_ratio"] == 0
+    until(lambda: server.metrics()["inferd_zmq_clients"] == 0, "all clients gone")
+    after = server.wait_idle()
+    assert after["inferd_kv_cache_usage_ratio"] == 0
     assert after["inferd_requests_aborted_total"] > before["inferd_requests_aborted_total"]
     assert server.grown(rss) < 24 << 20
     c = connect(server)
@@ -342,7 +348,7 @@ def test_a_client_that_does_not_read_is_bounded_and_holds_up_nobody(start):
     time.sleep(1)
     for _ in range(20):
         assert answer(other, prompts=[b"a"], max_tokens=20, ignore_eos=True)[1].done.usage.completion_tokens == 20
-    daemon.wait_idle(20)  # it was cut
+    daemon.wait_idle()  # it was cut
     m = daemon.metrics()
     assert m["inferd_zmq_clients_vanished_total"] + m["inferd_zmq_clients_slow_total"] >= 1
     assert m["inferd_generation_tokens_total"] < 32 * 8 * 8000 * 0.9
@@ -467,7 +473,7 @@ def test_the_operator_sees_and_ends_requests(start, tmp):
     c = connect(daemon)
     for stream in (True, False):
         c.send(generate=pb.Generate(**LONG_RUN, stream=stream))
-    time.sleep(0.3)
+    until(lambda: {r["state"] for r in ask("GET", "/admin/requests").json()} == {"stream", "computing"}, "both under way")
     listed = ask("GET", "/admin/requests").json()
     assert {r["state"] for r in listed} == {"stream", "computing"} and all(r["path"] == "zmq" and r["prompt_tokens"] == 1 for r in listed)
     for r in listed:
@@ -519,7 +525,7 @@ def test_curve(start, tmp):
         with pytest.raises(zmq.Again):
             stranger.ask(health=pb.HealthQuery())
         stranger.close()
-    assert daemon.metrics()["inferd_zmq_keys_refused_total"] >= 1
+    until(lambda: daemon.metrics()["inferd_zmq_keys_refused_total"] >= 1, "a key refused")
     open_daemon = start(step_us=0, zmq="tcp://127.0.0.1:*", zmq_key=str(key))  # any client that knows the server's key
     c = connect(open_daemon, server_key=server_public)
     assert c.ask(health=pb.HealthQuery()).health.state == pb.Health.READY
@@ -585,31 +591,35 @@ def test_drain_lets_running_requests_finish(start, extra):
     c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=150, ignore_eos=True, stream=True))
     c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=150, ignore_eos=True))
     assert c.receive().WhichOneof("body") == "started"
-    time.sleep(0.2)
-    daemon.process.send_signal(signal.SIGTERM)
-    time.sleep(0.15)
+    held = c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=2000, ignore_eos=True))  # the drain does not end before it is told
+    daemon.wait_running(3)
+    daemon.begin_drain()
     refused = c.send(generate=pb.Generate(prompts=[b"a"]))
     health = c.send(health=pb.HealthQuery())
-    done = set()
-    while len(done) < 2:
+    done, told = set(), set()
+    while len(done) < 2 or len(told) < 2:
         r = c.receive()
         if r.id == refused:
             assert r.error.code == "server_draining" and r.error.retry_after_s >= 1
+            told.add(r.id)
         elif r.id == health:
             assert r.health.state == pb.Health.DRAINING
+            told.add(r.id)
         elif r.WhichOneof("body") == "done":
-            assert r.done.usage.completion_tokens == 150
+            assert r.done.usage.completion_tokens == 150 and r.id != held
             done.add(r.id)
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.poll() is None
+    c.send(cancel=pb.Cancel(id=held))
+    assert daemon.process.wait(20) == 0
     c.close()
 
 
 def test_the_end_of_the_drain_ends_requests_with_an_error(start):
-    daemon = start(step_us=20000, drain_ms=1000, zmq="tcp://127.0.0.1:*")
+    daemon = start(step_us=20000, context=8192, drain_ms=1000, zmq="tcp://127.0.0.1:*")
     c = connect(daemon)
     for stream in (True, False):
         c.send(generate=pb.Generate(**LONG_RUN, stream=stream))
-    time.sleep(0.3)
+    daemon.wait_running(2)
     daemon.process.send_signal(signal.SIGTERM)
     ended = set()
     while len(ended) < 2:
@@ -617,7 +627,7 @@ def test_the_end_of_the_drain_ends_requests_with_an_error(start):
         if r.WhichOneof("body") == "error":
             assert r.error.code == "server_draining" and r.error.status == 503
             ended.add(r.id)
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60) == 0
     lines = [line for line in daemon.log_text().splitlines() if "request done" in line]
     assert len(lines) == 2 and all("outcome=error" in line and "code=server_draining" in line for line in lines), lines
     c.close()

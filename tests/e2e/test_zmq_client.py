@@ -7,6 +7,7 @@ import time
 
 import pytest
 from conftest import binary
+from pace import until
 from zmqclient import endpoint_of, zmq
 
 pytestmark = pytest.mark.sanitizer
@@ -27,7 +28,7 @@ def test_every_function(start):
     daemon = start(step_us=1000, context=2048, zmq="tcp://127.0.0.1:*")
     got = run(program("client_drill"), endpoint_of(daemon))
     assert got.returncode == 0 and got.stdout == "passed\n", got.stderr
-    daemon.wait_idle(2)
+    daemon.wait_idle()
 
 
 def test_the_example_with_all_keys(start, tmp):
@@ -52,11 +53,11 @@ def test_the_end_of_the_server_ends_requests(start, how):
     daemon.process.send_signal(how)
     begin = time.monotonic()
     assert client.stdout.readline() == "ended 4\n"  # INFERD_LOST
-    assert time.monotonic() - begin < 6
-    assert client.wait(10) == 0
+    assert time.monotonic() - begin < 40  # by its own heartbeats: a server that stands still says nothing
+    assert client.wait(60) == 0
     if how == signal.SIGSTOP:
         daemon.process.send_signal(signal.SIGCONT)
-        daemon.wait_idle(5)
+        daemon.wait_idle()
     else:
         daemon.process.wait()
         daemon.process.returncode = 0  # as was wanted: the fixture looks
@@ -83,19 +84,19 @@ def test_a_wrong_key_is_told(start, tmp, wrong, why):
     elif wrong == "none":
         keys = {}
     begin = time.monotonic()
-    got = run(program("client_drill"), endpoint_of(daemon), "health", "3000", env=keys)
+    got = run(program("client_drill"), endpoint_of(daemon), "health", "50000", env=keys)
     status, message = got.stdout.splitlines()
-    assert status == "4" and why in message and time.monotonic() - begin < 2, got  # INFERD_LOST, at once
-    assert daemon.metrics()["inferd_zmq_keys_refused_total"] == (wrong == "a stranger's")
+    assert status == "4" and why in message and time.monotonic() - begin < 30, got  # INFERD_LOST, not at the end of its time
+    until(lambda: daemon.metrics()["inferd_zmq_keys_refused_total"] == (wrong == "a stranger's"), "the count of refused keys")
 
 
 def test_many_clients_at_once_and_one_that_comes_before_its_server(start, tmp):
     path = tmp / "early.sock"
-    early = subprocess.Popen([program("client_drill"), f"ipc://{path}", "health", "20000"], stdout=subprocess.PIPE, text=True)
+    early = subprocess.Popen([program("client_drill"), f"ipc://{path}", "health", "60000"], stdout=subprocess.PIPE, text=True)
     time.sleep(0.3)
     daemon = start(step_us=200, zmq=f"ipc://{path}")
-    assert early.communicate(timeout=30)[0].startswith("0\n")
-    many = [subprocess.Popen([program("client_drill"), f"ipc://{path}", "health", "5000"], stdout=subprocess.PIPE, text=True)
+    assert early.communicate(timeout=90)[0].startswith("0\n")
+    many = [subprocess.Popen([program("client_drill"), f"ipc://{path}", "health", "60000"], stdout=subprocess.PIPE, text=True)
             for _ in range(20)]
-    assert all(p.communicate(timeout=20)[0].startswith("0\n") for p in many)
-    daemon.wait_idle(2)
+    assert all(p.communicate(timeout=90)[0].startswith("0\n") for p in many)
+    daemon.wait_idle()

@@ -1,11 +1,14 @@
 """What the ZeroMQ tests share: inferd_pb2 made from proto/inferd.proto as any client would make it, and the example's
 client, so that the example is what is tested."""
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 
 import pytest
+
+from pace import until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 zmq = pytest.importorskip("zmq")
@@ -27,14 +30,7 @@ from zmq_client import Client  # noqa: E402
 
 def endpoint_of(daemon):
     """As bound, from the daemon's log."""
-    import re
-    import time
-    for _ in range(500):
-        found = re.search(r"\bzmq=(\S+)", daemon.log_text())
-        if found:
-            return found.group(1)
-        time.sleep(0.01)
-    raise AssertionError(daemon.log_text())
+    return until(lambda: re.search(r"\bzmq=(\S+)\s", daemon.log_text()), "the endpoint in the log").group(1)
 
 
 def connect(daemon, **options):

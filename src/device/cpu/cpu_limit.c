@@ -5,13 +5,13 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cgroup.h"
+
 static_assert(CPU_LIST_MAX <= CPU_SETSIZE, "an id fits the system's mask");
-enum { PATH_BYTES = 1024 };
 
 /* --- lists --- */
 
@@ -90,24 +90,6 @@ enum status cpu_list_bind(const struct cpu_list *list, uint32_t thread, struct e
 
 /* --- control groups --- */
 
-static FILE *open_in(const char *folder, const char *name)
-{
-    char path[PATH_BYTES];
-    int length = snprintf(path, sizeof path, "%s/%s", folder, name);
-
-    return length > 0 && (size_t)length < sizeof path ? fopen(path, "re") : NULL;
-}
-
-/* The first numbers of a file; how many there are. "max" is none. */
-static int read_numbers(const char *folder, const char *name, long long *a, long long *b)
-{
-    FILE *f = open_in(folder, name);
-    int count = f ? fscanf(f, "%lld %lld", a, b) : 0;
-
-    if (f) fclose(f);
-    return count;
-}
-
 static uint32_t whole_processors(long long quota, long long period)
 {
     if (quota <= 0 || period <= 0) return UINT32_MAX;
@@ -115,68 +97,32 @@ static uint32_t whole_processors(long long quota, long long period)
     return whole < 1 ? 1 : whole < UINT32_MAX ? (uint32_t)whole : UINT32_MAX;
 }
 
-static uint32_t folder_limit(const char *folder, bool second)
+static uint32_t folder_limit(const char *folder, bool v2)
 {
     long long quota = 0, period = 0, none;
 
-    if (second)
-        return read_numbers(folder, "cpu.max", &quota, &period) == 2
+    if (v2)
+        return cgroup_numbers(folder, "cpu.max", &quota, &period) == 2
                    ? whole_processors(quota, period)
                    : UINT32_MAX;
-    if (read_numbers(folder, "cpu.cfs_quota_us", &quota, &none) < 1 ||
-        read_numbers(folder, "cpu.cfs_period_us", &period, &none) < 1)
+    if (cgroup_numbers(folder, "cpu.cfs_quota_us", &quota, &none) < 1 ||
+        cgroup_numbers(folder, "cpu.cfs_period_us", &period, &none) < 1)
         return UINT32_MAX;
     return whole_processors(quota, period);
 }
 
-/* The least limit of `mount`/`group` and of all folders above it, `mount` included: in a container without a namespace of
- * its own the group's path is the host's, and only the mount itself is there. */
-static uint32_t path_limit(const char *mount, const char *group, bool second)
+static void take_least(void *ctx, const char *folder, bool v2)
 {
-    char path[PATH_BYTES];
-    size_t base = strlen(mount);
-    uint32_t least = UINT32_MAX;
-    int length = snprintf(path, sizeof path, "%s%s", mount, group);
+    uint32_t *least = ctx, limit = folder_limit(folder, v2);
 
-    if (length < 0 || (size_t)length >= sizeof path) return UINT32_MAX;
-    for (;;) {
-        uint32_t limit = folder_limit(path, second);
-        if (limit < least) least = limit;
-        char *slash = strrchr(path + base, '/');
-        if (!slash) return least;
-        *slash = 0;
-    }
-}
-
-static bool has_word(const char *list, const char *word)
-{
-    size_t len = strlen(word);
-
-    for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
-        if (strncmp(at, word, len) == 0 && (at[len] == ',' || !at[len])) return true;
-    return false;
+    if (limit < *least) *least = limit;
 }
 
 uint32_t cpu_limit_cgroup(const char *root)
 {
-    char line[PATH_BYTES], mount[PATH_BYTES];
     uint32_t least = UINT32_MAX;
-    FILE *f = open_in(root, "proc/self/cgroup");
 
-    while (f && fgets(line, sizeof line, f)) { /* number:controllers:/path */
-        char *controllers = strchr(line, ':'), *group, *end;
-        if (!controllers || !(group = strchr(controllers + 1, ':'))) continue;
-        *controllers++ = 0, *group++ = 0;
-        if ((end = strchr(group, '\n'))) *end = 0;
-        bool second = !*controllers;
-        if (!second && !has_word(controllers, "cpu")) continue;
-        int length = snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/",
-                              controllers);
-        if (length < 0 || (size_t)length >= sizeof mount) continue;
-        uint32_t limit = path_limit(mount, group, second);
-        if (limit < least) least = limit;
-    }
-    if (f) fclose(f);
+    cgroup_each(root, "cpu", take_least, &least);
     return least;
 }
 

@@ -1,5 +1,5 @@
 /* page.js - the chat and the live panel of inferd's page. Talks to the same server only: /v1/chat/completions, /v1/models,
- * /ready and /metrics. Text of models and servers goes into the page as text nodes, never as markup. */
+ * /ready and /stats. Text of models and servers goes into the page as text nodes, never as markup. */
 "use strict";
 
 const $ = id => document.getElementById(id);
@@ -218,24 +218,8 @@ function clearChat() {
 
 /* --- the live panel --- */
 
-const history = []; /* {time (s), out, in} of up to two minutes */
-const SPAN_S = 120;
-
-/* Prometheus text to a map from the series as written to its value. */
-function readMetrics(text) {
-  const series = new Map();
-  for (const line of text.split("\n")) {
-    const at = line.lastIndexOf(" ");
-    if (at > 0 && line[0] !== "#") series.set(line.slice(0, at), Number(line.slice(at + 1)));
-  }
-  return series;
-}
-
-function sumOf(series, family) {
-  let sum = 0;
-  for (const [name, value] of series) if (name === family || name.startsWith(`${family}{`)) sum += value;
-  return sum;
-}
+const history = []; /* {time (s), out} of up to two minutes */
+const SPAN_S = 120, ENDED_SHOWN = 8, RUNNING_SHOWN = 12;
 
 function drawSpark(now) {
   const points = [];
@@ -254,39 +238,65 @@ function drawSpark(now) {
   $("peak").textContent = peak ? `peak ${count(peak)}` : "";
 }
 
-function showRates(series) {
-  const now = performance.now() / 1e3;
-  const sample = {time: now, out: series.get("inferd_generation_tokens_total"), in: series.get("inferd_prompt_tokens_total")};
-  const before = history.at(-1);
-  if (before && sample.out < before.out) history.length = 0; /* the server has been started anew */
-  history.push(sample);
+function noteHistory(out) {
+  const now = performance.now() / 1e3, before = history.at(-1);
+  if (!Number.isFinite(out)) return;
+  if (before && out < before.out) history.length = 0; /* the server has been started anew */
+  history.push({time: now, out});
   while (history.length > 2 && history[1].time < now - SPAN_S) history.shift();
-  const base = history.find(h => h.time > now - 5.5) || history[0];
-  const dt = now - base.time;
-  $("rate").textContent = dt > 0 ? count((sample.out - base.out) / dt) : "–";
-  $("prompt-rate").textContent = dt > 0 ? count((sample.in - base.in) / dt) : "–";
   drawSpark(now);
 }
 
-function showMetrics(text) {
-  const series = readMetrics(text);
-  const recent = (what, q) => series.get(`inferd_recent_seconds{what="${what}",q="${q}"}`);
+function requestRow(cells) {
+  const row = element("tr");
+  cells.forEach(text => row.append(element("td", "", text)));
+  return row;
+}
+
+/* All that run on the server, and the last that ended, whoever asked. */
+function showRequests(running, ended) {
+  const rows = running.slice(0, RUNNING_SHOWN).map(r =>
+    requestRow([r.id.slice(-5), r.stage, r.prompt_tokens, "", r.completion_tokens, duration(r.age_seconds)]));
+  if (running.length > RUNNING_SHOWN) rows.push(requestRow([`and ${running.length - RUNNING_SHOWN} more`, "", "", "", "", ""]));
+  for (const r of ended.slice(0, ENDED_SHOWN)) {
+    const bars = element("tr"), bar = element("td");
+    bar.colSpan = 6;
+    bar.append(stageBar(r.stages_ms));
+    bars.append(bar);
+    rows.push(requestRow([r.id.slice(-5), r.outcome, r.prompt_tokens, r.cached_tokens, r.completion_tokens, duration(r.total_ms / 1e3)]), bars);
+  }
+  if (!rows.length) rows.push(requestRow(["none yet"]));
+  $("requests").replaceChildren(...rows);
+}
+
+/* stats: of GET /stats; {}: there is none, all figures are dashes. */
+function showStats(stats) {
   const show = (id, value) => { $(id).textContent = value; };
-  showRates(series);
-  show("ttft-50", duration(recent("first_token", "0.5")));
-  show("ttft-99", duration(recent("first_token", "0.99")));
-  show("itl-50", duration(recent("inter_token", "0.5")));
-  show("itl-99", duration(recent("inter_token", "0.99")));
-  show("running", count(series.get("inferd_requests_running")));
-  show("waiting", count(series.get("inferd_requests_waiting")));
-  show("rejected", count(sumOf(series, "inferd_requests_rejected_total")));
-  const used = series.get("inferd_kv_cache_usage_ratio");
-  show("kv", percent(used));
-  $("kv-bar").value = used || 0;
-  show("cached", percent(series.get("inferd_prefix_cache_hit_tokens_total") / series.get("inferd_prompt_tokens_total")));
-  const stages = Object.fromEntries(STAGES.map(s => [s, (recent(s, "0.5") || 0) * 1e3]).filter(([, ms]) => ms > 0));
+  const {tokens = {}, requests = {}, kv = {}, latency_seconds: latency = {}} = stats;
+  const seconds = (what, q) => duration(what?.[q] ?? NaN);
+  noteHistory(tokens.generated_total);
+  show("rate", count(tokens.generated_per_second));
+  show("prompt-rate", count(tokens.prompt_per_second));
+  show("ttft-50", seconds(latency.first_token, "p50"));
+  show("ttft-99", seconds(latency.first_token, "p99"));
+  show("itl-50", seconds(latency.inter_token, "p50"));
+  show("itl-99", seconds(latency.inter_token, "p99"));
+  show("running", count(requests.running));
+  show("waiting", count(requests.waiting));
+  show("rejected", count(requests.rejected_total));
+  show("kv", percent(kv.usage));
+  $("kv-bar").value = kv.usage || 0;
+  show("cached", percent(kv.prefix_hit_ratio));
+  const stages = Object.fromEntries(STAGES.map(s => [s, (latency.stages?.[s]?.p50 || 0) * 1e3]).filter(([, ms]) => ms > 0));
   if (Object.keys(stages).length) $("stages").replaceChildren(stageBar(stages), stageLegend(stages));
   else $("stages").replaceChildren(element("small", "", "no request has ended in the last 5 s"));
+  showRequests(stats.running || [], stats.ended || []);
+}
+
+async function pollStats() {
+  const response = await fetch("stats", {cache: "no-store", headers: headers()});
+  showStats(response.ok ? await response.json() : {});
+  if (response.status === 401) $("stages").replaceChildren(element("small", "", "the figures need an API key: Chat, Settings"));
 }
 
 function showState(name, text) {
@@ -321,7 +331,7 @@ async function poll() {
   if (!document.hidden) {
     try {
       await showReady();
-      showMetrics(await (await fetch("metrics", {cache: "no-store"})).text());
+      await pollStats();
       await showModel();
     } catch { showState("down", "not reachable"); }
   }

@@ -3,7 +3,7 @@
 `null`   made-up tokens at once, the model's whole context: for everything that does not look at what a token means
 `slow`   made-up tokens, 2.5 ms a step: for whatever must still be running when something happens
 `cpu`    real answers, context cut to 512 tokens so that its end is near
-`keyed`  two API keys, other names, short timeouts, a small body, no CORS
+`keyed`  two API keys, other names, a small body, no CORS
 """
 import pytest
 
@@ -41,6 +41,6 @@ def cpu():
 def keyed():
     with Daemon("--device", "null:0", "--api-key", KEYS[0], "--api-key", KEYS[1],
                 "--served-model-name", "org/smol lm", "--served-model-name", "alias",
-                "--header-timeout-s", 1, "--idle-timeout-s", 2, "--max-body-bytes", 65536, "--no-cors",
+                "--max-body-bytes", 65536, "--no-cors",
                 key=KEYS[0]) as d:
         yield d

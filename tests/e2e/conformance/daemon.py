@@ -8,6 +8,7 @@ import tempfile
 import time
 
 from conformance import prometheus, wire
+from pace import PATIENCE_S, until
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BIN = pathlib.Path(os.environ.get("INFERD_BIN") or ROOT / "build/release/bin/inferd")
@@ -33,7 +34,7 @@ class Daemon:
 
     def __init__(self, *options, model=None, key=None, ready=True, ready_within=60):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="inferd-log-", suffix=".txt")
-        self.key = key
+        self.key, self.delays = key, {}
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             [str(bin_path()), "serve", str(model or MODEL), "--port", "0", *map(str, options)],
@@ -50,12 +51,15 @@ class Daemon:
             raise
 
     def log_text(self):
-        return open(self.log.name, errors="replace").read()
+        """While it runs, its whole lines: of the last one a part may be there only."""
+        ended = self.process.poll() is not None
+        text = open(self.log.name, errors="replace").read()
+        return text if ended else text[:text.rfind("\n") + 1]
 
     def _find_port(self, seconds):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            match = re.search(r"(?:127\.0\.0\.1|localhost)[: ](?:port )?([0-9]{2,5})\b", self.log_text())
+            match = re.search(r"(?:127\.0\.0\.1|localhost)[: ](?:port )?([0-9]{2,5})\s", self.log_text())
             if match:
                 return int(match[1])
             assert self.process.poll() is None, f"exit {self.process.returncode}: {self.log_text()[-2000:]}"
@@ -71,9 +75,19 @@ class Daemon:
                     break
             except OSError:
                 pass
+            self.run_delay()
             assert time.monotonic() < end, f"not ready after {seconds} s: {self.log_text()[-2000:]}"
             time.sleep(0.002)
         self.ready_after = time.monotonic() - self.started
+
+    def run_delay(self):
+        """The longest that one of its threads has waited for a processor so far, in seconds; asked for again and again, as threads end."""
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            try:
+                self.delays[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
+            except OSError:
+                pass  # it has ended, or the kernel does not count
+        return max(self.delays.values(), default=0)
 
     def headers(self, extra=()):
         extra = dict(extra)
@@ -117,8 +131,8 @@ class Daemon:
         return (m.value("inferd_requests_running") == 0 and m.value("inferd_requests_waiting") == 0 and
                 m.value("inferd_kv_cache_usage_ratio") == 0)
 
-    def wait_idle(self, seconds=2.0, what="both gauges 0 and the pool full"):
-        wire.wait_until(self.idle, seconds, what)
+    def wait_idle(self, what="both gauges 0 and the pool full", seconds=PATIENCE_S):
+        until(self.idle, what, seconds)
 
     def connect(self, timeout=30):
         return wire.Connection(self.address, timeout)
@@ -142,6 +156,18 @@ class Daemon:
 
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
+
+    def begin_drain(self, seconds=PATIENCE_S):
+        """SIGTERM, and back once /ready says that the daemon has heard it: kill(2) only asks, and two signals may become one.
+
+        Something must be running, or the daemon ends. The connection is there before: a drain may close the listening socket."""
+        with self.connect(seconds) as c:
+            def ready():
+                c.send(wire.request_bytes("GET", "/ready", None, self.headers()))
+                return c.answer("GET")
+            ready()
+            self.terminate()
+            until(lambda: ready().json["status"] == "draining", "/ready says draining after SIGTERM", seconds)
 
     def kill(self):
         if self.process.poll() is None:

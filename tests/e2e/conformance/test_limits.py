@@ -3,14 +3,14 @@
 Method: a server with room for two running and four waiting sequences, 20 ms a step, filled by streams that are still open.
 """
 import contextlib
-import time
 
 import pytest
 
 from conformance.daemon import Daemon
 from conformance.rows import each
 from conformance.shapes import CHAT, COMPLETIONS
-from conformance.wire import request_bytes, wait_until
+from conformance.wire import request_bytes
+from pace import quickly, until
 
 RUNNING, WAITING = 2, 4
 USER = {"role": "user", "content": "a"}
@@ -36,22 +36,20 @@ def filled(small):
             c.send(request_bytes("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 2000, "stream": k % 2 == 0}))
             open_.append(c)
             want = min(k + 1, RUNNING), max(0, k + 1 - RUNNING)
-            wait_until(lambda: gauges() == want, 3, f"running and waiting {want}")
+            until(lambda: gauges() == want, f"running and waiting {want}")
         yield open_
     finally:
         for c in open_:
             c.close()
-    small.wait_idle(2)
+    small.wait_idle()
 
 
 @pytest.mark.sanitizer
 def test_a_full_queue_is_429_at_once(small):
-    before = small.metrics()
+    before, asked = small.metrics(), []
     with filled(small):
         def check(path, body):
-            start = time.monotonic()
-            answer = small.post(path, body)
-            assert time.monotonic() - start < 0.5
+            answer = quickly(0.5, lambda: asked.append(path) or small.post(path, body))
             assert answer.status == 429, answer  # Retry-After and the type are checked for every answer
             assert answer.header("content-type").startswith("application/json")
         each([(COMPLETIONS, {"prompt": "a"}), (COMPLETIONS, {"prompt": "a", "stream": True}), (COMPLETIONS, {"prompt": ["a", "b"]}),
@@ -65,20 +63,20 @@ def test_a_full_queue_is_429_at_once(small):
         for path in ("/health", "/ready", "/metrics", "/v1/models"):
             assert small.get(path).status == 200
         rejected = small.metrics().total("inferd_requests_rejected_total") - before.total("inferd_requests_rejected_total")
-        assert rejected == 5
+        assert rejected == len(asked) >= 5
     assert small.complete(prompt="a", max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
 def test_a_request_is_admitted_whole_or_not_at_all(small):
     with filled(small) as open_:
         open_.pop().close()
-        wait_until(lambda: small.metrics().value("inferd_requests_waiting") == WAITING - 1, 2, "one place free")
+        until(lambda: small.metrics().value("inferd_requests_waiting") == WAITING - 1, "one place free")
         assert small.post(COMPLETIONS, {"prompt": "a", "n": 2}).status == 429
         assert small.metrics().value("inferd_requests_waiting") == WAITING - 1
         c = small.connect()
         open_.append(c)
         c.send(request_bytes("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 5}))
-        wait_until(lambda: small.metrics().value("inferd_requests_waiting") == WAITING, 2, "the place taken")
+        until(lambda: small.metrics().value("inferd_requests_waiting") == WAITING, "the place taken")
 
 
 def test_more_than_the_queue_ever_holds_is_a_400(small):
@@ -91,7 +89,7 @@ def test_waiting_ones_start_when_places_come_free(small):
     with filled(small) as open_:
         last = small.connect()
         open_.pop().close()
-        wait_until(lambda: small.metrics().value("inferd_requests_waiting") == WAITING - 1, 2, "one place free")
+        until(lambda: small.metrics().value("inferd_requests_waiting") == WAITING - 1, "one place free")
         last.send(request_bytes("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 3}))
         while open_:
             open_.pop(0).close()  # the running ones first

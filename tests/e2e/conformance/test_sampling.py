@@ -27,6 +27,15 @@ def distribution(cpu, vocabulary):
     return [(int(name[9:]), value) for name, value in pairs]
 
 
+def test_the_ends_of_every_range_give_an_answer(cpu):
+    """Whatever a field may hold, the numbers stay finite: no fault of a request looks like one of the model."""
+    ends = [{"repetition_penalty": r, "temperature": t, "logit_bias": {str(i): b for i in range(0, 49152, 97)},
+             "frequency_penalty": f, "presence_penalty": f} for r in (1e-10, 1e10) for t in (0, 1e-5, 2)
+            for b, f in ((-100, -2), (100, 2))]
+    more = [{"top_p": 0}, {"top_p": 5e-324}, {"min_p": 5e-324}, {"min_p": 1}, {"top_k": 2 ** 62}, {"temperature": 5e-324}]
+    each(ends + more, lambda fields: cpu.complete(prompt="The the the", max_tokens=3, **fields))
+
+
 def ids_of(answer):
     return [c["token_ids"] for c in answer["choices"]]
 

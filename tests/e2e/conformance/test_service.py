@@ -10,6 +10,7 @@ import pytest
 
 from conformance.conftest import KEYS
 from conformance.wire import call, request_bytes
+from pace import until
 
 COMPLETIONS = "/v1/completions"
 FAMILIES = {"inferd_http_requests_total": "counter", "inferd_prompt_tokens_total": "counter",
@@ -134,11 +135,10 @@ def test_odd_methods_make_no_series(null):
 
 def test_running_and_waiting_are_seen_while_they_last(slow):
     with slow.connect() as c:
-        c.send(request_bytes("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 400, "stream": True}))
+        c.send(request_bytes("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}))
         c.head()
-        metrics = slow.metrics()
-        assert metrics.value("inferd_requests_running") == 1
-        assert 0 < metrics.value("inferd_kv_cache_usage_ratio") < 1
+        until(lambda: slow.metrics().value("inferd_requests_running") == 1, "it runs")
+        assert 0 < slow.metrics().value("inferd_kv_cache_usage_ratio") < 1
         c.reset()
     slow.wait_idle()
 

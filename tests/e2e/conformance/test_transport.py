@@ -11,8 +11,10 @@ import time
 import pytest
 
 from conformance.conftest import KEYS
+from conformance.daemon import Daemon
 from conformance.rows import each
-from conformance.wire import Connection, call, parse_events, request_bytes
+from conformance.wire import call, parse_events, request_bytes
+from pace import at_best
 
 SOUND = {"prompt": "a b c", "max_tokens": 2}
 BODY = json.dumps(SOUND).encode()
@@ -233,6 +235,7 @@ def test_headers_of_16_kib_work_and_of_256_kib_do_not(null):
     kib16 = 16 * 1024 - 100
     each([request_bytes("GET", "/health", headers={"X-Long": "a" * kib16}),
           request_bytes("GET", "/health", headers=[(f"X-{i}", "b" * 146) for i in range(100)]),
+          request_bytes("GET", "/health", headers=[(f"X-{i}", "b" * 54) for i in range(250)]),
           request_bytes("GET", "/health?" + "c" * kib16)], works)
     each([request_bytes("GET", "/health", headers={"X-Long": "a" * 256 * 1024}),
           request_bytes("GET", "/health", headers=[(f"X-{i}", "b" * 240) for i in range(1100)]),
@@ -284,19 +287,29 @@ def test_a_body_made_to_blow_up_stays_under_16_times_its_size(null):
 
 # --- 1.5 slow clients ---
 
-def test_an_incomplete_request_is_closed_in_time_and_blocks_nobody(keyed):
-    halves = [b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHos", post(length(), f"Authorization: Bearer {KEYS[0]}")[:-5],
-              post(CHUNKED, f"Authorization: Bearer {KEYS[0]}", body=b"1f")]
-    open_ = [keyed.connect(10) for _ in range(40)] + [keyed.connect(10) for _ in halves]
-    for c, half in zip(open_[40:], halves):
-        c.send(half)
-    start = time.monotonic()
-    for _ in range(20):
-        assert keyed.post(COMPLETIONS, SOUND).status == 200
-    assert time.monotonic() - start < 2, "others had to wait"
+@pytest.fixture(scope="module")
+def hasty():
+    """Short times, and so a daemon of its own: elsewhere a client that is held up for a second is none of the test's matter."""
+    with Daemon("--device", "null:0", "--header-timeout-s", 1, "--idle-timeout-s", 2) as d:
+        yield d
+
+
+def test_an_incomplete_request_is_closed_in_time_and_blocks_nobody(hasty):
+    halves = [b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHos", post(length())[:-5], post(CHUNKED, body=b"1f")]
+
+    def others():
+        open_ = [hasty.connect(10) for _ in range(40)] + [hasty.connect(10) for _ in halves]
+        for c, half in zip(open_[40:], halves):
+            c.try_send(half)
+        start = time.monotonic()
+        for _ in range(20):
+            assert hasty.post(COMPLETIONS, SOUND).status == 200
+        assert time.monotonic() - start < 1, "others had to wait"  # none of the silent ones is closed before
+        return open_
+    open_ = at_best(others)
     # A client that drips a byte now and then has still sent an incomplete request.
-    drip = keyed.connect(10)
-    drip_end = time.monotonic() + 5
+    drip = hasty.connect(10)
+    drip_end = time.monotonic() + 30
     drip.send(b"GET /health HTTP/1.1\r\nX: ")
     dripped = False
     while time.monotonic() < drip_end and not dripped:
@@ -308,21 +321,22 @@ def test_an_incomplete_request_is_closed_in_time_and_blocks_nobody(keyed):
             pass
         except (BrokenPipeError, ConnectionResetError):
             dripped = True
-    assert dripped, "a dripping client was kept for 5 s with a limit of 1 s"
+    assert dripped, "a dripping client was kept for 30 s with a limit of 1 s"
     for c in open_:
-        c.socket.settimeout(max(0.1, start + 6 - time.monotonic()))
+        c.socket.settimeout(30)
         rest = c.rest()
         assert rest == b"" or rest.startswith(b"HTTP/1.1 408"), rest[:200]
-    assert keyed.get("/health").status == 200
+    assert hasty.get("/health").status == 200
 
 
-def test_an_idle_connection_is_closed_after_its_time(keyed):
-    with keyed.connect(10) as c:
+def test_an_idle_connection_is_closed_after_its_time(hasty):
+    """After its 2 s, not after the usual 75."""
+    with hasty.connect(10) as c:
+        start = time.monotonic()
         c.send(request_bytes("GET", "/health"))
         c.answer("GET")
-        start = time.monotonic()
-        assert c.closed(8)
-        assert 1.0 < time.monotonic() - start < 6
+        assert c.closed(40)
+        assert time.monotonic() - start > 1.0
 
 
 # --- 1.1 versions, pipelining, 1.6 ids, 1.7 types ---

@@ -5,7 +5,6 @@ Every answer that comes through `Connection.answer` is held to the rules that co
 import json
 import re
 import socket
-import time
 
 TOKEN = re.compile(rb"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 STATUS_LINE = re.compile(rb"^HTTP/1\.([01]) ([1-5][0-9]{2}) [\x20-\x7e]*$")
@@ -254,14 +253,3 @@ def parse_events(raw):
         events.append(event[6:])
     assert events.count(b"[DONE]") == 1
     return [loads(e) for e in events[:-1]]
-
-
-def wait_until(condition, seconds, what):
-    """Polls until the condition holds; fails with its last value when time is up."""
-    end = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < end, f"after {seconds} s still not: {what} ({value!r})"
-        time.sleep(0.02)

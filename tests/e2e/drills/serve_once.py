@@ -32,7 +32,7 @@ def main(binary, model):
                 ports.append(int(match[1]))
     reader = threading.Thread(target=copy)
     reader.start()
-    end = time.monotonic() + 9
+    end = time.monotonic() + 40
     while server.poll() is None and time.monotonic() < end:
         if ports and ready(ports[0]):
             server.send_signal(signal.SIGTERM)

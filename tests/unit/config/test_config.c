@@ -125,6 +125,16 @@ TEST(a_wrong_value_is_told_the_bounds)
         EXPECT_EQ(PARSE(&c, &err, cases[i].flag, cases[i].value), STATUS_INVALID);
         EXPECT_STR(err.message, cases[i].says);
     }
+    static const char *const empty[] = {
+        "--host",       "--device",     "--served-model-name", "--api-key",
+        "--pin-prompt", "--zmq-listen", "--otlp-service-name"};
+    for (size_t i = 0; i < sizeof empty / sizeof *empty; i++) {
+        EXPECT_EQ(PARSE(&c, &err, empty[i], ""), STATUS_INVALID);
+        EXPECT_TRUE(strstr(err.message, " is empty; it must have at least one character"));
+    }
+    EXPECT_OK_ERR(PARSE(&c, &err, "--uds", "", "--chat-template="), &err); /* unset, as before */
+    EXPECT_TRUE(!c.uds && !c.chat_template);
+    config_fini(&c);
     EXPECT_EQ(PARSE(&c, &err, "--cors=maybe"), STATUS_INVALID);
     EXPECT_STR(err.message, "--cors is \"maybe\"; it must be true or false");
     EXPECT_EQ(PARSE(&c, &err, "--port"), STATUS_INVALID);
@@ -154,6 +164,39 @@ TEST(a_fault_in_the_file_names_its_line)
     EXPECT_EQ(PARSE(&c, &err, "--config", path), STATUS_NOT_FOUND);
 }
 
+/* Nothing in a file is passed over: not a second spelling of an option, not a list where one value is taken. */
+TEST(what_a_file_says_twice_or_in_a_list_is_refused)
+{
+    struct config c;
+    struct error err;
+    const char *path = "test_config_twice.json";
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        {"{\"max-num-seqs\": 3,\n\"max_num_seqs\": 4}",
+         "test_config_twice.json:2: max_num_seqs: the option is in the file twice"},
+        {"{\"-np\": 3, \"max_num_seqs\": 4}",
+         "test_config_twice.json:1: max_num_seqs: the option is in the file twice"},
+        {"{\"port\": [80, 81]}", "test_config_twice.json:1: port must be one value, not a list"},
+        {"{\"host\": []}", "test_config_twice.json:1: host must be one value, not a list"},
+        {"{\"config\": \"other.json\"}",
+         "test_config_twice.json:1: config: a file cannot name another"},
+        {"{\"api-key\": [\"a\", \"\"]}",
+         "test_config_twice.json:1: api-key is empty; it must have at least one character"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_file(path, cases[i].text);
+        EXPECT_EQ(PARSE(&c, &err, "--config", path), STATUS_INVALID);
+        EXPECT_STR(err.message, cases[i].says);
+    }
+    write_file(path, "{\"api-key\": [], \"uds\": \"\", \"port\": null}");
+    EXPECT_OK_ERR(PARSE(&c, &err, "--config", path), &err);
+    EXPECT_TRUE(c.api_key.count == 0 && !c.uds && c.port == 8000);
+    config_fini(&c);
+    unlink(path);
+}
+
 TEST(an_id_is_found_in_the_hub_cache)
 {
     struct error err;
@@ -168,6 +211,13 @@ TEST(an_id_is_found_in_the_hub_cache)
     EXPECT_STR(path, "hub_test/models--org--name/snapshots/abc");
     free(path);
     EXPECT_EQ(config_resolve_model("org/other", &path, &err), STATUS_NOT_FOUND);
+    unlink("hub_test/models--org--name/refs/main");
+    EXPECT_OK_ERR(config_resolve_model("org/name", &path, &err), &err); /* the only one */
+    EXPECT_STR(path, "hub_test/models--org--name/snapshots/abc");
+    free(path);
+    EXPECT_EQ(system("mkdir hub_test/models--org--name/snapshots/def"), 0);
+    EXPECT_EQ(config_resolve_model("org/name", &path, &err), STATUS_INVALID);
+    EXPECT_TRUE(strstr(err.message, "several snapshots"));
     EXPECT_EQ(config_resolve_model("../org/name", &path, &err), STATUS_NOT_FOUND);
     unsetenv("HF_HUB_CACHE");
     EXPECT_EQ(system("rm -rf hub_test"), 0);

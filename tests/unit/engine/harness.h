@@ -27,7 +27,7 @@ void rig_stop(struct rig *rig);
         for (int tries_ = 0;; tries_++) {                                                  \
             engine_stats((rig)->engine, &(stats));                                         \
             if (cond) break;                                                               \
-            if (tries_ == 100000) fail_msg("%s:%d: never: %s", __FILE__, __LINE__, #cond); \
+            if (tries_ == 600000) fail_msg("%s:%d: never: %s", __FILE__, __LINE__, #cond); \
             rig_pause_us(100);                                                             \
         }                                                                                  \
     } while (0)

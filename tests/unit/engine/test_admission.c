@@ -74,7 +74,7 @@ static enum status submit_within(struct rig *rig, struct client *c, int64_t ms, 
     return st;
 }
 
-/* Steps of 2 to 4 ms with 64 rows: fifty prompts of 60 tokens are 150 ms of work. */
+/* Rows of 150 us: fifty prompts of 60 tokens are 450 ms of work, long enough to be submitted in whatever else the machine does. */
 TEST(what_would_be_late_is_refused_at_once)
 {
     struct rig rig;
@@ -82,7 +82,7 @@ TEST(what_would_be_late_is_refused_at_once)
     uint32_t retry = 0;
 
     rig_init(&rig);
-    rig.fake.row_ns = 50000;
+    rig.fake.row_ns = 150000;
     rig_start(&rig);
     for (uint32_t i = 0; i < 40; i++) { /* it learns the pace */
         EXPECT_EQ(submit_within(&rig, &c[0], 0, &retry), STATUS_OK);
@@ -116,6 +116,7 @@ TEST(the_servers_own_limit_counts_where_the_request_has_none)
 {
     struct rig rig;
     struct client c[MOST];
+    struct engine_stats s;
     uint32_t retry = 0;
 
     rig_init(&rig);
@@ -123,6 +124,8 @@ TEST(the_servers_own_limit_counts_where_the_request_has_none)
     rig.options.ttft_limit_us = 100000;
     rig_start(&rig);
     for (uint32_t i = 0; i < 40; i++) {
+        RIG_WAIT(&rig, s,
+                 s.seqs_running == 0 && s.kv_blocks_used == 0); /* then nobody is refused */
         EXPECT_EQ(submit_within(&rig, &c[0], 0, &retry), STATUS_OK);
         finish_all(c, 1);
     }
@@ -153,12 +156,12 @@ TEST(the_stages_of_a_request_add_up_to_the_time_it_took)
         c.request->times.parsed_ns = c.request->times.tokenized_ns = clock_mono_ns();
         EXPECT_OK_ERR(engine_submit(rig.engine, c.request, &retry, &err), &err);
         client_finish(&c);
-        int64_t took_ns = clock_mono_ns() - start_ns, sum_ns = 0;
-        struct stage_ledger ledger = stage_ledger(&c.request->times, clock_mono_ns());
+        int64_t now_ns = clock_mono_ns(), took_ns = now_ns - start_ns, sum_ns = 0;
+        struct stage_ledger ledger = stage_ledger(&c.request->times, now_ns);
         for (int s = 0; s < STAGES; s++)
             sum_ns += ledger.ns[s];
         EXPECT_EQ(sum_ns, ledger.total_ns);
-        EXPECT_NEAR((double)sum_ns, (double)took_ns, 0.01 * (double)took_ns);
+        EXPECT_EQ(sum_ns, took_ns);
         EXPECT_TRUE(ledger.ns[STAGE_PREFILL] > 0 && ledger.ns[STAGE_DECODE] > 40000000);
         client_fini(&c);
     }
@@ -202,6 +205,42 @@ static void random_text(int32_t text[CONTEXT])
 {
     for (uint32_t i = 0; i < CONTEXT; i++)
         text[i] = (int32_t)test_rand_below(VOCAB);
+}
+
+/* Rows of 100 us: 200 tokens are 20 ms. The device stays busy with others' answers, and the pool is nowhere near its end. */
+TEST(a_prompt_that_is_cached_is_admitted_where_another_would_be_late)
+{
+    struct rig rig;
+    struct client busy, c;
+    int32_t known[CONTEXT], fresh[CONTEXT];
+    uint32_t retry = 0;
+
+    rig_init(&rig);
+    rig.fake.row_ns = 100000;
+    rig.limits.kv_blocks[0] = rig.limits.kv_blocks[1] = 256;
+    rig_start(&rig);
+    random_text(known);
+    for (uint32_t i = 0; i < 40; i++) { /* it learns the pace */
+        EXPECT_EQ(submit_within(&rig, &c, 0, &retry), STATUS_OK);
+        finish_all(&c, 1);
+    }
+    run_text(&rig, known, 200, 0, 0);
+    EXPECT_EQ(submit(&rig, &busy, 1, 10, 200), STATUS_OK);
+    for (int way = 0; way < 2; way++) { /* one that is there, and one that is not */
+        struct request *r = client_request(1, 200, 1, 2, 64);
+        struct error err;
+
+        random_text(fresh);
+        memcpy((int32_t *)(uintptr_t)r->prompts[0].ids, way ? fresh : known, 200 * sizeof *known);
+        r->deadline_ns = clock_mono_ns() + 10 * 1000000;
+        client_init(&c, r);
+        EXPECT_EQ(engine_submit(rig.engine, r, &retry, &err), way ? STATUS_FULL : STATUS_OK);
+        if (!way) engine_cancel(rig.engine, r);
+        client_fini(&c);
+    }
+    engine_cancel(rig.engine, busy.request);
+    client_fini(&busy);
+    rig_stop(&rig);
 }
 
 /* The pool has 64 blocks of 16 tokens: what is used once is gone after twenty other texts. */

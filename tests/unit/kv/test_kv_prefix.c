@@ -44,6 +44,18 @@ static bool is_there(struct fixture *f, int32_t text)
     return kv_prefix_find(f->space.prefix, &chain, tokens) != KV_PREFIX_NONE;
 }
 
+/* A text of three spans, computed and left. */
+static void put_long_text(struct fixture *f, uint64_t salt, const int32_t tokens[3 * SPAN])
+{
+    struct kv_seq seq = {.tables[0] = {.blocks = f->blocks, .capacity = BLOCKS}};
+    struct kv_chain chain = kv_chain_start(salt);
+
+    EXPECT_OK(kv_seq_extend(&seq, &f->space, 3 * SPAN));
+    for (uint32_t i = 0; i < 3; i++)
+        EXPECT_TRUE(kv_prefix_put(f->space.prefix, &chain, tokens + (size_t)i * SPAN, &seq, i, 0));
+    kv_seq_drop(&seq, &f->space);
+}
+
 /* Takes all blocks that are to be had, and gives them back. */
 static uint32_t drain(struct fixture *f)
 {
@@ -74,6 +86,26 @@ TEST(a_pinned_text_outlives_pressure_and_others_do_not)
     EXPECT_TRUE(is_there(&f, 1)); /* kept as any other */
     EXPECT_EQ(drain(&f), BLOCKS);
     EXPECT_TRUE(!is_there(&f, 1));
+    kv_space_fini(&f.space);
+}
+
+TEST(a_guess_sees_what_is_there_and_no_other_text)
+{
+    struct fixture f;
+    int32_t tokens[3 * SPAN] = {1};
+    const uint64_t salt = 7;
+
+    start(&f);
+    EXPECT_EQ(kv_prefix_guess(f.space.prefix, salt, tokens, 3), 0);
+    put_long_text(&f, salt, tokens);
+    EXPECT_EQ(kv_prefix_guess(f.space.prefix, salt, tokens, 3), 3);
+    EXPECT_EQ(kv_prefix_guess(f.space.prefix, salt, tokens, 2), 2);
+    EXPECT_EQ(kv_prefix_guess(f.space.prefix, salt + 1, tokens, 3), 0);
+    tokens[SPAN + 3] = 5;
+    EXPECT_EQ(kv_prefix_guess(f.space.prefix, salt, tokens, 3), 1);
+    tokens[SPAN + 3] = 0;
+    EXPECT_EQ(drain(&f), BLOCKS);
+    EXPECT_EQ(kv_prefix_guess(f.space.prefix, salt, tokens, 3), 0);
     kv_space_fini(&f.space);
 }
 

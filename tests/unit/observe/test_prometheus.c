@@ -4,11 +4,13 @@
 #include "test.h"
 
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include <jansson.h>
 
 #include "observe/exposition.h"
 #include "observe/metrics.h"
+#include "observe/process_metrics.h"
 #include "observe/request_record.h"
 
 static struct buf render(const struct engine_stats *engine, const struct http_stats *http)
@@ -355,4 +357,28 @@ TEST(stats_is_one_object_that_tells_running_and_ended_requests)
     json_decref(o);
     buf_fini(&out);
     http_stats_destroy(http);
+}
+
+/* The figure matters most when no descriptor is left, and then /proc/self/fd cannot be listed. */
+TEST(open_files_are_told_when_there_is_none_left_to_count_them_with)
+{
+    struct rlimit kept, few;
+    struct buf out = {0};
+    double open_files, most;
+    const char *at;
+
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &kept), 0);
+    process_metrics(&out);
+    at = strstr(buf_cstr(&out), "\nprocess_open_fds ");
+    EXPECT_TRUE(at && sscanf(at, " process_open_fds %lf", &open_files) == 1 && open_files >= 3);
+    buf_clear(&out);
+    few = (struct rlimit){3, kept.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    process_metrics(&out);
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &kept), 0);
+    at = strstr(buf_cstr(&out), "\nprocess_open_fds ");
+    EXPECT_TRUE(at && sscanf(at, " process_open_fds %lf", &open_files) == 1);
+    at = strstr(buf_cstr(&out), "\nprocess_max_fds ");
+    EXPECT_TRUE(at && sscanf(at, " process_max_fds %lf", &most) == 1 && open_files == most);
+    buf_fini(&out);
 }

@@ -99,7 +99,7 @@ TEST(a_tenant_that_floods_does_not_slow_the_others)
     free(visits);
 }
 
-/* A device as slow as a CPU: a block of 16 tokens takes longer than what prompts may add to a step, so only some steps may have one. */
+/* A device as slow as a CPU: a block of 16 tokens takes longer than what prompts may add to a step, and a step is long beside a first token. */
 TEST(a_flood_is_little_felt_where_a_block_of_tokens_takes_long)
 {
     struct visit *visits = make_visits();
@@ -126,9 +126,12 @@ TEST(a_flood_is_little_felt_where_a_block_of_tokens_takes_long)
             median[flooded] += world_ttft(visits, count, t, 0.5) / 4;
         for (uint32_t i = 0; i < count; i++)
             answered += visits[i].tenant == 99 && visits[i].first_s < 600;
-        if (flooded) EXPECT_TRUE(answered > 600 * 2); /* it is served meanwhile */
+        if (!flooded) continue;
+        EXPECT_TRUE(answered > 600 * 2); /* it is served meanwhile */
+        EXPECT_TRUE(w.ahead_alone[99 % 8] < w.steps / 100);
     }
-    EXPECT_TRUE(median[1] <= 1.3 * median[0]); /* with a block in every step 1.34 to 1.37 */
+    /* 1.07 to 1.15; with its steps planned ahead 1.18 to 1.25, with a block in every step too 1.34 to 1.37 */
+    EXPECT_TRUE(median[1] <= 1.2 * median[0]);
     free(visits);
 }
 
@@ -148,6 +151,23 @@ TEST(a_flood_that_is_held_back_stays_one_while_it_waits)
     world_sort(visits, count);
     world_run(&w, visits, count);
     EXPECT_TRUE(w.flood_ends >= 1 && w.flood_ends <= 3);
+    free(visits);
+}
+
+/* Long prompts of one tenant, each after the end of the one before it: the device is not its alone, and need not be kept from it. */
+TEST(who_sends_one_after_another_floods_nobody)
+{
+    struct visit *visits = make_visits();
+    uint32_t count = world_poisson(visits, VISITS_MAX, 0.5, 0, 100, 50, 100, 8, 20, 1);
+    struct world w;
+
+    world_init(&w);
+    for (int i = 0; i < 100; i++)
+        visits[count++] =
+            (struct visit){.at_s = i, .prompt_count = 2000, .max_new = 20, .tenant = 99};
+    world_sort(visits, count);
+    world_run(&w, visits, count);
+    EXPECT_TRUE(!w.floods && w.flood_ends == 0);
     free(visits);
 }
 

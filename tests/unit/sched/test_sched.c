@@ -349,11 +349,13 @@ static void check_fairness(struct world *w, struct model *ready[], uint32_t read
     }
 }
 
-/* Nothing was planned: then nothing could be. */
+/* Nothing was planned: then nothing could be, or a flood is not planned ahead (sched/flood.c). */
 static void check_idle(struct world *w)
 {
     struct model *first = first_waiting(w);
     struct sched_counts counts = sched_counts(w->sched);
+
+    if (counts.flooding && w->planned_no > w->done_no) return;
 
     for (int i = 0; i < SEQS; i++) {
         struct model *m = &w->models[i];

@@ -183,6 +183,46 @@ TEST(the_cost_model_stays_right_for_ever)
     }
 }
 
+/* Steps of 4 ms and 10 us a row; nothing decodes. */
+static const struct forecast plain = {
+    .ready = true, .step_ns = 4 * MS, .row_ns = 10000, .rows_max = 512, .kv_tokens = 10000};
+
+TEST(what_is_cached_is_not_predicted_to_take_time_unless_it_may_be_put_out)
+{
+    struct forecast_queue queue = {.sharers = 1};
+    struct forecast_prompt all = {2000, 0}, part = {2000, 1984};
+    struct forecast f = plain;
+
+    f.free_slots = 1;
+    EXPECT_EQ(forecast_work(&f, &queue, &all), 2000);
+    EXPECT_EQ(forecast_work(&f, &queue, &part), 16);
+    int64_t computed_ns = forecast_queued(&f, &queue, CLASS_FAST, &all);
+    int64_t cached_ns = forecast_queued(&f, &queue, CLASS_FAST, &part);
+    EXPECT_NEAR((double)computed_ns, 5 * 4e6 + 2000 * 1e4, 2e5);
+    EXPECT_NEAR((double)cached_ns, 2 * 4e6 + 16 * 1e4, 2e5);
+    queue.prompt_tokens = 3000; /* with its own, half of the places */
+    EXPECT_EQ(forecast_work(&f, &queue, &part), 16);
+    queue.prompt_tokens = 3001;
+    EXPECT_EQ(forecast_work(&f, &queue, &part), 2000);
+}
+
+/* Two slots are wanted. At ten starts a second that is 200 ms; two of those that run end after three more steps, or in nobody's sight. */
+TEST(slots_are_predicted_by_the_pace_or_sooner_by_what_ends)
+{
+    struct forecast_queue queue = {.seqs = {1}, .sharers = 1, .own_seqs = 1, .starts_per_s = 10};
+    struct forecast_prompt prompt = {16, 0};
+    struct forecast f = plain;
+
+    f.ends[0] = 1;
+    EXPECT_NEAR((double)forecast_queued(&f, &queue, CLASS_FAST, &prompt), 208e6, 1e6);
+    f.ends[2] = 1;
+    EXPECT_NEAR((double)forecast_queued(&f, &queue, CLASS_FAST, &prompt), 5 * 4e6, 1e6);
+    f.ends[2] = 0;
+    f.ends[FORECAST_STEPS - 1] = 1;
+    queue.starts_per_s = 1000; /* the pace says sooner */
+    EXPECT_NEAR((double)forecast_queued(&f, &queue, CLASS_FAST, &prompt), 10e6, 1e6);
+}
+
 /* Predictions that are half of what comes, or twice of it, give or take a third, under more arrivals than the limit lets in. */
 TEST(the_margin_of_predictions_is_learnt_and_few_are_late)
 {

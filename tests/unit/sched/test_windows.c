@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "sched/sched.h"
+#include "sched/sched_state.h"
 
 enum { WINDOW = 64, CONTEXT = 4096, SLOTS = 8, ROWS = 128, FLIGHTS = 2, FULL = 0, NARROW = 1 };
 enum { DECODE_BLOCKS = 5 }; /* of 64 tokens that begin anywhere */
@@ -23,6 +23,7 @@ struct world {
 struct text {
     struct sequence seq;
     int32_t prompt[CONTEXT], sampled[CONTEXT];
+    uint32_t guess; /* of what is cached, before it was added */
 };
 
 static void start(struct world *w, uint32_t full_blocks, uint32_t narrow_blocks)
@@ -67,6 +68,7 @@ static struct text *add(struct world *w, uint32_t prompt_count, uint32_t max_new
                                .sampled = t->sampled,
                                .open = {.temperature = 1, .top_p = 1, .repetition_penalty = 1}};
     EXPECT_OK_ERR(sched_fits(w->sched, &t->seq, &err), &err);
+    t->guess = sched_guess_cached(w->sched, &t->seq, false);
     sched_add(w->sched, &t->seq, (int64_t)w->planned);
     return t;
 }
@@ -113,14 +115,15 @@ static void run(struct world *w)
     EXPECT_EQ(sched_counts(w->sched).kv_blocks_used, 0);
 }
 
-/* Positions of a prompt that were there already, once it has run; computed and cached make the prompt. */
+/* Positions of a prompt that were there already, once it has run, as had been guessed; computed and cached make the prompt. */
 static uint32_t cached(struct world *w, uint32_t prompt_count, int32_t like, uint32_t alike)
 {
     uint64_t rows = w->rows;
 
-    add(w, prompt_count, 1, like, alike);
+    uint32_t guess = add(w, prompt_count, 1, like, alike)->guess;
     run(w);
-    return prompt_count - (uint32_t)(w->rows - rows);
+    EXPECT_EQ(guess, prompt_count - (w->rows - rows));
+    return guess;
 }
 
 static uint32_t held(const struct text *t, uint32_t group)
@@ -248,4 +251,52 @@ TEST(a_pin_gets_its_window_back)
         EXPECT_EQ(cached(&w, 900, 21 + i, 900), 0);
     EXPECT_EQ(cached(&w, 336, 9, 320), 320);
     stop(&w);
+}
+
+/* How many of its blocks in the group with a window somebody else refers to, the index included. */
+static uint32_t shared(const struct world *w, const struct text *t)
+{
+    const struct kv_table *table = &t->seq.kv.tables[NARROW];
+    uint32_t count = 0;
+
+    for (uint32_t i = table->first; i < table->count; i++)
+        count += kv_pool_refs(w->sched->kv.pools[NARROW], table->blocks[i]) > 1;
+    return count;
+}
+
+/* One that was preempted three times is promised the blocks of its window over and over: each that it passes must come back to it, so it uses no
+ * beginning that is there and lends none while it runs. One that was not does both. */
+TEST(who_is_promised_all_shares_no_window_while_it_runs)
+{
+    struct world w;
+
+    for (int promised = 0; promised < 2; promised++) {
+        start(&w, 256, 64);
+        EXPECT_EQ(cached(&w, 176, 1, 160), 0);
+        struct text *t = add(&w, 320, 200, 1, 160);
+        if (promised) t->seq.preemptions = SEQ_PREEMPTIONS_MAX;
+        uint64_t rows = w.rows;
+        uint32_t shares = 0;
+        while (t->seq.sampled_planned < 20) {
+            if (!plan(&w)) finish(&w);
+            shares += shared(&w, t) > 0;
+        }
+        EXPECT_EQ(w.rows - rows - (t->seq.computed - 320), promised ? 320 : 160);
+        EXPECT_TRUE(promised ? shares == 0 : shares > 0);
+        /* another with the same text, longer than what was there before, while it runs */
+        struct text *other = calloc(1, sizeof *other);
+        memcpy(other, t, sizeof *other);
+        other->seq = (struct sequence){.prompt = other->prompt,
+                                       .prompt_count = 320,
+                                       .max_new = 1,
+                                       .sampled = other->sampled,
+                                       .open = t->seq.open};
+        sched_add(w.sched, &other->seq, (int64_t)w.planned);
+        while (other->seq.sampled_planned == 0)
+            if (!plan(&w)) finish(&w);
+        EXPECT_EQ(other->seq.cached, promised ? 160 : 304);
+        EXPECT_TRUE(!promised || shared(&w, t) == 0);
+        run(&w);
+        stop(&w);
+    }
 }

@@ -43,7 +43,7 @@ static void predict(struct run *run, struct visit *v)
     if (f.ready)
         v->predicted_s =
             v->at_s + 1e-9 * (double)forecast_first_token(&f, run->waiting, run->waiting_tokens,
-                                                          v->prompt_count, run->pace);
+                                                          v->prompt_count, 0, run->pace);
 }
 
 static void arrive(struct run *run, struct visit *v, uint32_t number)
@@ -126,6 +126,18 @@ static void finish_step(struct run *run, double now_s)
     if (w->check_every && run->done % w->check_every == 0) sched_check(run->sched);
 }
 
+/* `flight` was planned while another step ran. */
+static void note_ahead(struct world *w, const struct sched_step *flight)
+{
+    uint64_t tenant = flight->entries[0].seq->tenant;
+
+    if (!w->floods) return;
+
+    for (uint32_t i = 1; i < flight->entry_count; i++)
+        if (flight->entries[i].seq->tenant != tenant) return;
+    w->ahead_alone[tenant % 8]++;
+}
+
 static bool plan_step(struct run *run, double now_s)
 {
     struct world *w = run->w;
@@ -135,6 +147,7 @@ static bool plan_step(struct run *run, double now_s)
     if (run->planned - run->done == FLIGHTS ||
         !sched_plan(run->sched, run->planned + 1, ns(now_s), run->step, flight))
         return false;
+    if (run->planned > run->done) note_ahead(w, flight);
     run->planned++;
     note_started(run, flight, now_s);
     run->ends_s[run->planned % FLIGHTS] =

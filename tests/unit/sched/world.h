@@ -29,6 +29,8 @@ struct world {
     uint64_t steps;
     bool floods;         /* some tenant is held back */
     uint32_t flood_ends; /* times that this ended */
+    uint64_t ahead_alone
+        [8]; /* by tenant % 8, while some tenant floods: steps of it alone, planned while another ran */
     double end_s;
     struct sched_counts counts;
     uint64_t fired[WINDOW_TRIGGERS];
