@@ -23,7 +23,7 @@ programs="bin/cuda-bench bin/inferd tests/test_even_share tests/test_medium_gemm
 # Libraries that the other machine may not have: all but the C and C++ ones and CUDA's.
 libraries_of() {
     for file in "$@"; do ldd "$file"; done |
-        awk '$3 ~ /^\// && $1 !~ /^(libc|libm|libstdc|libgcc_s|libdl|librt|libpthread|ld-linux|libcublas)/ {print $3}' | sort -u
+        awk '$3 ~ /^\// && $1 !~ /^(libc[.]|libm[.]|libstdc|libgcc_s|libdl[.]|librt[.]|libresolv|libpthread|ld-linux|libcublas)/ {print $3}' | sort -u
 }
 
 stage() {
