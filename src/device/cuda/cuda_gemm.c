@@ -16,19 +16,25 @@ static const uint32_t buckets[] = {8,   16,  32,  48,   64,   96,   128,  192,  
                                    384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384};
 enum { BUCKETS = sizeof buckets / sizeof *buckets };
 
-#define FUNCTIONS(X)                                                          \
-    X(cublasLtCreate)                                                         \
-    X(cublasLtGetVersion)                                                     \
-    X(cublasLtMatmulAlgoCheck)                                                \
-    X(cublasLtDestroy)                                                        \
-    X(cublasLtMatmul)                                                         \
-    X(cublasLtMatmulAlgoGetHeuristic)                                         \
-    X(cublasLtMatmulDescCreate)                                               \
-    X(cublasLtMatmulDescDestroy)                                              \
-    X(cublasLtMatmulDescSetAttribute)                                         \
-    X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy)              \
-        X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate) \
-            X(cublasLtMatmulPreferenceDestroy) X(cublasLtMatmulPreferenceSetAttribute)
+/* clang-format off */
+#define FUNCTIONS(X)                        \
+    X(cublasLtCreate)                       \
+    X(cublasLtGetVersion)                   \
+    X(cublasLtGetStatusString)              \
+    X(cublasLtDestroy)                      \
+    X(cublasLtMatmul)                       \
+    X(cublasLtMatmulAlgoCheck)              \
+    X(cublasLtMatmulAlgoGetHeuristic)       \
+    X(cublasLtMatmulDescCreate)             \
+    X(cublasLtMatmulDescDestroy)            \
+    X(cublasLtMatmulDescSetAttribute)       \
+    X(cublasLtMatrixLayoutCreate)           \
+    X(cublasLtMatrixLayoutDestroy)          \
+    X(cublasLtMatrixLayoutSetAttribute)     \
+    X(cublasLtMatmulPreferenceCreate)       \
+    X(cublasLtMatmulPreferenceDestroy)      \
+    X(cublasLtMatmulPreferenceSetAttribute)
+/* clang-format on */
 
 struct shape {
     struct cuda_gemm_shape is;
@@ -99,11 +105,17 @@ enum status cuda_gemm_open(enum dtype type, void *workspace, uint64_t workspace_
     enum status st =
         g ? load(g, err) : error_set(err, STATUS_NOMEM, "no memory for the product library");
 
-    if (!st && (g->cublasLtCreate(&g->handle) ||
-                g->cublasLtMatmulDescCreate(&g->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ||
-                g->cublasLtMatmulDescSetAttribute(g->product, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                  &transposed, sizeof transposed)))
-        st = error_set(err, STATUS_DEVICE, "cuBLASLt cannot start");
+    if (!st) {
+        cublasStatus_t status = g->cublasLtCreate(&g->handle);
+        if (!status)
+            status = g->cublasLtMatmulDescCreate(&g->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        if (!status)
+            status = g->cublasLtMatmulDescSetAttribute(g->product, CUBLASLT_MATMUL_DESC_TRANSA,
+                                                       &transposed, sizeof transposed);
+        if (status)
+            st = error_set(err, STATUS_DEVICE, "cuBLASLt cannot start: %s",
+                           g->cublasLtGetStatusString(status));
+    }
     if (st) {
         cuda_gemm_close(g);
         return st;
@@ -120,9 +132,9 @@ void cuda_gemm_close(struct cuda_gemm *g)
 {
     if (!g) return;
     for (uint32_t i = 0; i < g->shape_count; i++) {
-        g->cublasLtMatrixLayoutDestroy(g->shapes[i].W);
-        g->cublasLtMatrixLayoutDestroy(g->shapes[i].x);
-        g->cublasLtMatrixLayoutDestroy(g->shapes[i].y);
+        cublasLtMatrixLayout_t layouts[] = {g->shapes[i].W, g->shapes[i].x, g->shapes[i].y};
+        for (int k = 0; k < 3; k++)
+            if (layouts[k]) g->cublasLtMatrixLayoutDestroy(layouts[k]);
     }
     gemm_cache_close(g->cache);
     if (g->product) g->cublasLtMatmulDescDestroy(g->product);
@@ -150,19 +162,29 @@ static cublasStatus_t multiply(struct cuda_gemm *g, const struct shape *s, const
                              s->y, algorithm, g->workspace, g->workspace_bytes, stream);
 }
 
-/* Median time of a proposal, every run on another weight so that none is found in L2; < 0: it does not run. */
-static float time_algorithm(struct cuda_gemm *g, const struct shape *s, const void *const *weights,
-                            uint32_t weight_count, const void *x, void *y,
-                            const cublasLtMatmulAlgo_t *algorithm, cudaEvent_t begin,
-                            cudaEvent_t end, cudaStream_t stream)
+/* What a shape's algorithms are timed and tried on. */
+struct trial {
+    const void *const *weights;
+    uint32_t weight_count;
+    const void *x;
+    void *y;
+    cudaStream_t stream;
+    cudaEvent_t begin, end;
+};
+
+/* Best time of a proposal, every run on another weight so that none is found in L2; < 0: it does not run. */
+static float time_algorithm(struct cuda_gemm *g, const struct shape *s, const struct trial *t,
+                            const cublasLtMatmulAlgo_t *algorithm)
 {
     float best = -1, ms;
 
     for (uint32_t run = 0; run <= TIMED_RUNS; run++) {
-        cudaEventRecord(begin, stream);
-        if (multiply(g, s, weights[run % weight_count], x, y, 1, algorithm, stream)) return -1;
-        cudaEventRecord(end, stream);
-        if (cudaEventSynchronize(end) || cudaEventElapsedTime(&ms, begin, end)) return -1;
+        const void *W = t->weights[run % t->weight_count];
+        if (cudaEventRecord(t->begin, t->stream) ||
+            multiply(g, s, W, t->x, t->y, 1, algorithm, t->stream) ||
+            cudaEventRecord(t->end, t->stream) || cudaEventSynchronize(t->end) ||
+            cudaEventElapsedTime(&ms, t->begin, t->end))
+            return -1;
         if (run > 0 && (best < 0 || ms < best)) best = ms;
     }
     return best;
@@ -200,33 +222,42 @@ static void remember(struct cuda_gemm *g, const struct shape *s, uint32_t b)
     g->measured++;
 }
 
-static enum status choose(struct cuda_gemm *g, struct shape *s, uint32_t b,
-                          const void *const *weights, uint32_t weight_count, const void *x, void *y,
-                          bool fixed, cudaEvent_t begin, cudaEvent_t end, cudaStream_t stream,
-                          struct error *err)
+/* At most `most` proposals of the library, its own favourite first. The rows are set. */
+static enum status propose(struct cuda_gemm *g, const struct shape *s, uint32_t rows, int most,
+                           cublasLtMatmulHeuristicResult_t *found, int *count, struct error *err)
+{
+    cublasLtMatmulPreference_t preference;
+    cublasStatus_t status = g->cublasLtMatmulPreferenceCreate(&preference);
+
+    if (status)
+        return error_set(err, STATUS_NOMEM, "the product library: %s",
+                         g->cublasLtGetStatusString(status));
+    g->cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                            &g->workspace_bytes, sizeof g->workspace_bytes);
+    status = g->cublasLtMatmulAlgoGetHeuristic(g->handle, g->product, s->W, s->x, s->y, s->y,
+                                               preference, most, found, count);
+    g->cublasLtMatmulPreferenceDestroy(preference);
+    if (status || !*count)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "cuBLASLt has no product for %u rows of [%u, %u]: %s", rows, s->is.N,
+                         s->is.K, status ? g->cublasLtGetStatusString(status) : "no proposal");
+    return STATUS_OK;
+}
+
+static enum status choose(struct cuda_gemm *g, struct shape *s, uint32_t b, bool fixed,
+                          const struct trial *t, struct error *err)
 {
     cublasLtMatmulHeuristicResult_t found[PROPOSALS];
-    cublasLtMatmulPreference_t preference;
-    uint32_t best = 0;
     float best_ms = -1;
-    int count = 0;
+    int count = 0, best = 0;
+    enum status st;
 
     set_rows(g, s, buckets[b]);
     if (!fixed && recall(g, s, b)) return STATUS_OK;
-    if (g->cublasLtMatmulPreferenceCreate(&preference))
-        return error_set(err, STATUS_NOMEM, "no memory for the product library");
-    g->cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                            &g->workspace_bytes, sizeof g->workspace_bytes);
-    cublasStatus_t status =
-        g->cublasLtMatmulAlgoGetHeuristic(g->handle, g->product, s->W, s->x, s->y, s->y, preference,
-                                          fixed ? 1 : PROPOSALS, found, &count);
-    g->cublasLtMatmulPreferenceDestroy(preference);
-    if (status || !count)
-        return error_set(err, STATUS_UNSUPPORTED, "cuBLASLt has no product for %u rows of [%u, %u]",
-                         buckets[b], s->is.N, s->is.K);
-    for (uint32_t i = 0; !fixed && i < (uint32_t)count; i++) {
-        float ms =
-            time_algorithm(g, s, weights, weight_count, x, y, &found[i].algo, begin, end, stream);
+    st = propose(g, s, buckets[b], fixed ? 1 : PROPOSALS, found, &count, err);
+    if (st) return st;
+    for (int i = 0; !fixed && i < count; i++) {
+        float ms = time_algorithm(g, s, t, &found[i].algo);
         if (ms >= 0 && (best_ms < 0 || ms < best_ms * 0.98f))
             best_ms = ms, best = i; /* noise picks the earlier */
     }
@@ -235,54 +266,80 @@ static enum status choose(struct cuda_gemm *g, struct shape *s, uint32_t b,
     return STATUS_OK;
 }
 
+/* All buckets up to `rows` rows, each run once, which loads its kernel: that must not happen while serving. */
+static enum status choose_all(struct cuda_gemm *g, struct shape *s, uint32_t rows, bool fixed,
+                              const struct trial *t, struct error *err)
+{
+    enum status st = STATUS_OK;
+    bool last = false;
+
+    for (uint32_t b = 0; !st && !last; b++) {
+        last = buckets[b] >= rows || b == BUCKETS - 1;
+        /* a bucket wider than the buffers has the library's favourite, untimed */
+        st = choose(g, s, b, fixed || buckets[b] > rows, t, err);
+        if (st) return st;
+        s->bucket_count = b + 1;
+        set_rows(g, s, buckets[b] < rows ? buckets[b] : rows);
+        cublasStatus_t status =
+            multiply(g, s, t->weights[0], t->x, t->y, 1, &s->algorithms[b], t->stream);
+        if (status)
+            st =
+                error_set(err, STATUS_DEVICE, "a product of %u rows with [%u, %u] does not run: %s",
+                          buckets[b], s->is.N, s->is.K, g->cublasLtGetStatusString(status));
+    }
+    return st;
+}
+
+static bool same_shape(const struct cuda_gemm_shape *a, const struct cuda_gemm_shape *b)
+{
+    return a->N == b->N && a->K == b->K && a->ldx == b->ldx && a->ldy == b->ldy &&
+           a->y_float == b->y_float;
+}
+
+static enum status add_shape(struct cuda_gemm *g, const struct cuda_gemm_shape *is,
+                             struct error *err)
+{
+    struct shape *s = &g->shapes[g->shape_count];
+    cublasStatus_t status;
+
+    if (g->shape_count == SHAPES_MAX)
+        return error_set(err, STATUS_UNSUPPORTED, "the model has more than %d shapes of weights",
+                         SHAPES_MAX);
+    *s = (struct shape){.is = *is};
+    /* Column-major as the library has it: y^T [N, M] = W [K, N]^T x^T [K, M]. */
+    status = g->cublasLtMatrixLayoutCreate(&s->W, g->type, is->K, is->N, is->K);
+    if (!status) status = g->cublasLtMatrixLayoutCreate(&s->x, g->type, is->K, 8, (int64_t)is->ldx);
+    if (!status)
+        status = g->cublasLtMatrixLayoutCreate(&s->y, is->y_float ? CUDA_R_32F : g->type, is->N, 8,
+                                               (int64_t)is->ldy);
+    g->shape_count++; /* what there is of it is freed with the others */
+    return status ? error_set(err, STATUS_NOMEM, "the product library: %s",
+                              g->cublasLtGetStatusString(status))
+                  : STATUS_OK;
+}
+
 enum status cuda_gemm_prepare(struct cuda_gemm *g, const struct cuda_gemm_shape *is,
                               const void *const *weights, uint32_t weight_count, const void *x,
                               void *y, uint32_t rows, bool fixed, cudaStream_t stream, uint32_t *id,
                               struct error *err)
 {
-    cudaEvent_t begin = NULL, end = NULL;
-    enum status st = STATUS_OK;
-    struct shape *s;
+    struct trial t = {weights, weight_count, x, y, stream, NULL, NULL};
+    enum status st;
+    cudaError_t e;
 
-    for (uint32_t i = 0; i < g->shape_count; i++) {
-        const struct cuda_gemm_shape *k = &g->shapes[i].is;
-        if (k->N == is->N && k->K == is->K && k->ldx == is->ldx && k->ldy == is->ldy &&
-            k->y_float == is->y_float) {
-            *id = i;
-            return STATUS_OK;
-        }
-    }
-    if (g->shape_count == SHAPES_MAX)
-        return error_set(err, STATUS_UNSUPPORTED, "the model has more than %d shapes of weights",
-                         SHAPES_MAX);
-    s = &g->shapes[g->shape_count];
-    *s = (struct shape){.is = *is};
-    /* Column-major as the library has it: y^T [N, M] = W [K, N]^T x^T [K, M]. */
-    if (g->cublasLtMatrixLayoutCreate(&s->W, g->type, is->K, is->N, is->K) ||
-        g->cublasLtMatrixLayoutCreate(&s->x, g->type, is->K, 8, (int64_t)is->ldx) ||
-        g->cublasLtMatrixLayoutCreate(&s->y, is->y_float ? CUDA_R_32F : g->type, is->N, 8,
-                                      (int64_t)is->ldy))
-        return error_set(err, STATUS_NOMEM, "no memory for the product library");
-    *id = g->shape_count++;
-    if (cudaEventCreate(&begin) || cudaEventCreate(&end))
-        st = error_set(err, STATUS_DEVICE, "no CUDA events");
-    for (uint32_t b = 0; !st && b < BUCKETS; b++) {
-        bool last = buckets[b] >= rows || b == BUCKETS - 1;
-        /* a bucket wider than the buffers is timed by its first proposal only */
-        st = choose(g, s, b, weights, weight_count, x, y, fixed || buckets[b] > rows, begin, end,
-                    stream, err);
-        s->bucket_count = b + 1;
-        /* loads its kernel, which must not happen while serving */
-        set_rows(g, s, buckets[b] < rows ? buckets[b] : rows);
-        if (!st && multiply(g, s, weights[0], x, y, 1, &s->algorithms[b], stream))
-            st = error_set(err, STATUS_DEVICE, "a product of %u rows with [%u, %u] does not run",
-                           buckets[b], is->N, is->K);
-        if (last) break;
-    }
-    if (!st && cudaStreamSynchronize(stream))
-        st = error_set(err, STATUS_DEVICE, "products of [%u, %u]", is->N, is->K);
-    if (begin) cudaEventDestroy(begin);
-    if (end) cudaEventDestroy(end);
+    for (*id = 0; *id < g->shape_count; ++*id)
+        if (same_shape(&g->shapes[*id].is, is)) return STATUS_OK;
+    st = add_shape(g, is, err);
+    if (st) return st;
+    e = cudaEventCreate(&t.begin);
+    if (!e) e = cudaEventCreate(&t.end);
+    if (!e) st = choose_all(g, &g->shapes[*id], rows, fixed, &t, err);
+    if (!e && !st) e = cudaStreamSynchronize(stream);
+    if (e)
+        st = error_set(err, STATUS_DEVICE, "products of [%u, %u]: %s", is->N, is->K,
+                       cudaGetErrorString(e));
+    if (t.begin) cudaEventDestroy(t.begin);
+    if (t.end) cudaEventDestroy(t.end);
     return st;
 }
 
@@ -298,6 +355,21 @@ uint32_t cuda_gemm_settle(struct cuda_gemm *g)
     return g->measured;
 }
 
+/* In CUDA's words: what the stream has had before, or what the library says. */
+static cudaError_t cause_of(cublasStatus_t status, cudaStream_t stream)
+{
+    cudaError_t e = status ? cudaStreamQuery(stream) : cudaSuccess;
+
+    if (!status || (e && e != cudaErrorNotReady)) return e;
+    switch (status) {
+    case CUBLAS_STATUS_ALLOC_FAILED: return cudaErrorMemoryAllocation;
+    case CUBLAS_STATUS_INVALID_VALUE: return cudaErrorInvalidValue;
+    case CUBLAS_STATUS_NOT_SUPPORTED: return cudaErrorNotSupported;
+    case CUBLAS_STATUS_EXECUTION_FAILED: return cudaErrorLaunchFailure;
+    default: return cudaErrorUnknown;
+    }
+}
+
 cudaError_t cuda_gemm_run(struct cuda_gemm *g, uint32_t id, const void *W, const void *x,
                           uint32_t M, void *y, float alpha, cudaStream_t stream)
 {
@@ -307,6 +379,5 @@ cudaError_t cuda_gemm_run(struct cuda_gemm *g, uint32_t id, const void *W, const
     while (b + 1 < s->bucket_count && buckets[b] < M)
         b++;
     set_rows(g, s, M);
-    return multiply(g, s, W, x, y, alpha, &s->algorithms[b], stream) ? cudaErrorUnknown
-                                                                     : cudaSuccess;
+    return cause_of(multiply(g, s, W, x, y, alpha, &s->algorithms[b], stream), stream);
 }

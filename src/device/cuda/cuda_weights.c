@@ -396,10 +396,11 @@ static enum status begin(struct loader *l, struct error *err)
         ok &=
             (l->scratch[i] = malloc(2 * (l->scratch_cols + SCRATCH_SLACK) * sizeof(float))) != NULL;
     if (!st && !ok) st = error_set(err, STATUS_NOMEM, "no memory to load weights");
-    if (!st && (cudaEventCreateWithFlags(&l->sent[0], cudaEventDisableTiming) ||
-                cudaEventCreateWithFlags(&l->sent[1], cudaEventDisableTiming)))
-        st = error_set(err, STATUS_DEVICE, "no CUDA events");
-    return st;
+    if (st) return st;
+    cudaError_t e = cudaEventCreateWithFlags(&l->sent[0], cudaEventDisableTiming);
+    if (!e) e = cudaEventCreateWithFlags(&l->sent[1], cudaEventDisableTiming);
+    return e ? error_set(err, STATUS_DEVICE, "events of loading: %s", cudaGetErrorString(e))
+             : STATUS_OK;
 }
 
 enum status cuda_load_weights(struct cuda_device *d, struct error *err)
