@@ -252,36 +252,74 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struct step *step)
+/* A step in its image: where its parts lie on the device, and how its body runs. */
+struct packed {
+    uint64_t bytes;
+    struct changes changes;
+    const void *tables, *rows, *out_rows;
+    struct cuda_forward forward;
+    int bucket; /* -1: launch by launch */
+};
+
+static void pack_step(struct cuda_device *d, uint32_t index, const struct step *step,
+                      struct packed *out)
 {
     struct cuda_flight *memory = &d->b.flights[index];
-    struct cuda_flight_state *flight = &d->flights[index];
     struct packer p = {memory->host_image, memory->image, 0, d->b.image_bytes};
     struct cuda_forward f = {.rows = step->row_count, .outputs = step->output_count};
-    struct slot_state state = cuda_slot_state(d);
-    struct changes changes;
-    cudaError_t e;
 
-    nvtxRangePushA("step body");
-    pack_changes(d, step, &p, &changes);
-    const void *tables =
+    pack_changes(d, step, &p, &out->changes);
+    out->tables =
         pack_copy(&p, step_tables(step), step->table_count, sizeof(struct step_table_change));
-    const void *rows = pack_rows(step, &p);
-    const void *out_rows = pack_outputs(flight, step, &p);
+    out->rows = pack_rows(step, &p);
+    out->out_rows = pack_outputs(&d->flights[index], step, &p);
     pack_segments(d, step, &p, &f);
     f.chain = !f.has_chunks && step->segment_count == 1 &&
               cuda_chain_takes(d, step->row_count, step_segments(step)[0].context_len);
-    int bucket = bucket_of(d, step, &f);
+    out->forward = f;
+    out->bucket = bucket_of(d, step, &f);
+    out->bytes = p.at;
+}
+
+/* On its own stream, while the step before runs. */
+static cudaError_t send_image(struct cuda_device *d, uint32_t index, uint64_t bytes)
+{
+    struct cuda_flight *memory = &d->b.flights[index];
+    cudaEvent_t uploaded = d->flights[index].uploaded;
+    cudaError_t e = cudaMemcpyAsync(memory->image, memory->host_image, bytes,
+                                    cudaMemcpyHostToDevice, d->upload);
+
+    if (!e) e = cudaEventRecord(uploaded, d->upload);
+    return e ? e : cudaStreamWaitEvent(d->ctx.stream, uploaded, 0);
+}
+
+/* Sequences that begin, and copies between blocks. */
+static cudaError_t apply_changes(struct cuda_device *d, const struct step *step,
+                                 const struct changes *c)
+{
+    struct slot_state state = cuda_slot_state(d);
+    cudaError_t e = state_open(&d->ctx, &state, c->opens, step->open_count, c->ids, c->biases);
+
+    for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
+        e = state_copy_blocks(&d->ctx, d->b.groups[g].pool, d->plan->groups[g].layers,
+                              d->b.groups[g].blocks, d->b.groups[g].block_bytes, c->copies[g],
+                              c->copy_counts[g]);
+    return e;
+}
+
+/* Block tables, and what the body reads of each row; rows that fill a bucket up become padding. */
+static cudaError_t set_rows(struct cuda_device *d, const struct step *step, const struct packed *p)
+{
+    uint32_t bucket_rows = p->bucket >= 0 ? d->b.buckets[p->bucket] : 0;
     struct state_rows_args a = {
         .rows = step->row_count,
-        .padded_rows = bucket >= 0 ? d->b.buckets[bucket] : step->row_count,
-        .in = rows,
+        .padded_rows = bucket_rows ? bucket_rows : step->row_count,
+        .in = p->rows,
         .outputs = step->output_count,
-        .padded_outputs =
-            bucket >= 0 ? min_u32(d->b.buckets[bucket], d->b.outputs) : step->output_count,
-        .out_rows_in = out_rows,
+        .padded_outputs = bucket_rows ? min_u32(bucket_rows, d->b.outputs) : step->output_count,
+        .out_rows_in = p->out_rows,
         .table_count = step->table_count,
-        .tables_in = tables,
+        .tables_in = p->tables,
         .last = d->b.last,
         .group_count = d->plan->group_count,
         .table_stride = d->b.table_stride,
@@ -290,24 +328,27 @@ cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struc
         .slots = d->b.row_slots,
         .out_rows = d->b.out_rows,
     };
+
+    if (!step->row_count && !step->table_count) return cudaSuccess;
     for (uint32_t g = 0; g < d->plan->group_count; g++)
         a.tables[g] = d->b.groups[g].tables, a.kv_slots[g] = d->b.groups[g].kv_slots;
+    return state_rows(&d->ctx, &a);
+}
 
-    e = cudaMemcpyAsync(memory->image, memory->host_image, p.at, cudaMemcpyHostToDevice, d->upload);
-    if (!e) e = cudaEventRecord(flight->uploaded, d->upload);
-    if (!e) e = cudaStreamWaitEvent(d->ctx.stream, flight->uploaded, 0);
-    if (!e)
-        e = state_open(&d->ctx, &state, changes.opens, step->open_count, changes.ids,
-                       changes.biases);
-    for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
-        e = state_copy_blocks(&d->ctx, d->b.groups[g].pool, d->plan->groups[g].layers,
-                              d->b.groups[g].blocks, d->b.groups[g].block_bytes, changes.copies[g],
-                              changes.copy_counts[g]);
-    if (!e && (step->row_count || step->table_count)) e = state_rows(&d->ctx, &a);
-    if (!e && bucket >= 0)
-        e = cudaGraphLaunch(f.chain ? d->chain.graph : d->graphs[bucket], d->ctx.stream);
+cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struct step *step)
+{
+    struct packed p;
+    cudaError_t e;
+
+    nvtxRangePushA("step body");
+    pack_step(d, index, step, &p);
+    e = send_image(d, index, p.bytes);
+    if (!e) e = apply_changes(d, step, &p.changes);
+    if (!e) e = set_rows(d, step, &p);
+    if (!e && p.bucket >= 0)
+        e = cudaGraphLaunch(p.forward.chain ? d->chain.graph : d->graphs[p.bucket], d->ctx.stream);
     else if (!e && step->row_count)
-        e = cuda_forward_run(d, &f);
+        e = cuda_forward_run(d, &p.forward);
     nvtxRangePop();
     return e;
 }
