@@ -81,37 +81,64 @@ static enum status make_tensor_maps(struct cuda_device *d, struct error *err)
 
 /* --- library products --- */
 
-static struct cuda_gemm_shape shape_of(const struct cuda_device *d, const struct cuda_stage *s)
+/* A stage's product as the library does it: its shape and the buffers of its rows. */
+struct library_product {
+    struct cuda_gemm_shape shape;
+    const void *x;
+    void *y;
+    uint32_t rows; /* at most */
+};
+
+static struct library_product product_of(const struct cuda_device *d, const struct cuda_stage *s)
 {
     const struct cuda_buffers *b = &d->b;
-    struct cuda_gemm_shape shape = {.N = s->weight.rows,
-                                    .K = s->weight.cols_padded,
-                                    .ldx = b->hidden_stride,
-                                    .ldy = b->hidden_stride};
+    struct library_product p = {{.N = s->weight.rows,
+                                 .K = s->weight.cols_padded,
+                                 .ldx = b->hidden_stride,
+                                 .ldy = b->hidden_stride},
+                                b->h,
+                                b->delta,
+                                b->rows};
 
     switch (s->plan->kind) {
-    case STAGE_ATTN_IN: shape.ldy = b->qkv_stride; break;
-    case STAGE_FFN_IN: shape.ldy = b->glu_stride; break;
-    case STAGE_ATTN_OUT: shape.ldx = b->attn_stride; break;
-    case STAGE_FFN_OUT: shape.ldx = b->ffn_stride; break;
-    default: shape.ldy = b->logits_stride, shape.y_float = true;
+    case STAGE_ATTN_IN: p.y = b->qkv, p.shape.ldy = b->qkv_stride; break;
+    case STAGE_FFN_IN: p.y = b->glu, p.shape.ldy = b->glu_stride; break;
+    case STAGE_ATTN_OUT: p.x = b->attn, p.shape.ldx = b->attn_stride; break;
+    case STAGE_FFN_OUT: p.x = b->ffn, p.shape.ldx = b->ffn_stride; break;
+    default:
+        p.y = b->logits, p.shape.ldy = b->logits_stride, p.shape.y_float = true;
+        p.rows = b->outputs;
     }
-    return shape;
+    return p;
 }
 
-/* Up to 8 weights of this stage's kind: enough that none is in L2 when its turn comes. */
-static uint32_t weights_like(const struct cuda_device *d, const struct cuda_stage *s,
-                             const void *weights[8])
+uint32_t cuda_stages_alike(const struct cuda_device *d, const struct cuda_stage *s,
+                           const struct cuda_stage *out[CUDA_ALIKE_MAX])
 {
     uint32_t n = 0;
 
-    for (uint32_t i = 0; n < 8 && i < d->plan->stage_count; i++) {
+    for (uint32_t i = 0; n < CUDA_ALIKE_MAX && i < d->plan->stage_count; i++) {
         const struct cuda_stage *o = &d->b.stages[i];
         if (o->plan->kind == s->plan->kind && o->weight.rows == s->weight.rows &&
             o->weight.cols == s->weight.cols)
-            weights[n++] = o->weight.at;
+            out[n++] = o;
     }
     return n;
+}
+
+static enum status choose_algorithm(struct cuda_device *d, const struct cuda_stage *s,
+                                    struct error *err)
+{
+    struct library_product p = product_of(d, s);
+    const struct cuda_stage *alike[CUDA_ALIKE_MAX];
+    const void *weights[CUDA_ALIKE_MAX];
+    uint32_t count = cuda_stages_alike(d, s, alike);
+
+    for (uint32_t i = 0; i < count; i++)
+        weights[i] = alike[i]->weight.at;
+    return cuda_gemm_prepare(d->gemm, &p.shape, weights, count, p.x, p.y, p.rows,
+                             d->options.batch_invariant, d->ctx.stream, &d->gemm_ids[s->index],
+                             err);
 }
 
 static enum status choose_algorithms(struct cuda_device *d, struct error *err)
@@ -122,24 +149,8 @@ static enum status choose_algorithms(struct cuda_device *d, struct error *err)
     d->gemm_ids = calloc(d->b.weight_count, sizeof *d->gemm_ids);
     if (!st && !d->gemm_ids) st = error_set(err, STATUS_NOMEM, "no memory for product ids");
     if (!st) st = cuda_medium_choose(d, err);
-    for (uint32_t i = 0; !st && i < d->plan->stage_count; i++) {
-        const struct cuda_stage *s = &d->b.stages[i];
-        const void *weights[8], *x = d->b.h;
-        void *y = d->b.delta;
-        if (!s->weight.rows) continue;
-        switch (s->plan->kind) {
-        case STAGE_ATTN_IN: y = d->b.qkv; break;
-        case STAGE_FFN_IN: y = d->b.glu; break;
-        case STAGE_ATTN_OUT: x = d->b.attn; break;
-        case STAGE_FFN_OUT: x = d->b.ffn; break;
-        default: y = d->b.logits;
-        }
-        struct cuda_gemm_shape shape = shape_of(d, s);
-        uint32_t rows = s->plan->kind == STAGE_HEAD ? d->b.outputs : d->b.rows;
-        st = cuda_gemm_prepare(d->gemm, &shape, weights, weights_like(d, s, weights), x, y, rows,
-                               d->options.batch_invariant, d->ctx.stream, &d->gemm_ids[s->index],
-                               err);
-    }
+    for (uint32_t i = 0; !st && i < d->plan->stage_count; i++)
+        if (d->b.stages[i].weight.rows) st = choose_algorithm(d, &d->b.stages[i], err);
     if (!st) d->products_measured += cuda_gemm_settle(d->gemm);
     return st;
 }
@@ -260,12 +271,17 @@ static enum status capture_graphs(struct cuda_device *d, struct error *err)
 
 static enum status make_events(struct cuda_device *d, struct error *err)
 {
-    for (uint32_t i = 0; i < d->limits.steps_inflight; i++)
-        if (cudaEventCreateWithFlags(&d->flights[i].uploaded, cudaEventDisableTiming) ||
-            cudaEventCreateWithFlags(&d->flights[i].done, cudaEventDisableTiming))
-            return error_set(err, STATUS_DEVICE, "no CUDA events");
-    return STATUS_OK;
+    cudaError_t e = cudaSuccess;
+
+    for (uint32_t i = 0; !e && i < d->limits.steps_inflight; i++) {
+        e = cudaEventCreateWithFlags(&d->flights[i].uploaded, cudaEventDisableTiming);
+        if (!e) e = cudaEventCreateWithFlags(&d->flights[i].done, cudaEventDisableTiming);
+    }
+    return e ? error_set(err, STATUS_DEVICE, "events of steps: %s", cudaGetErrorString(e))
+             : STATUS_OK;
 }
+
+/* --- all of it --- */
 
 /* Planned against taken: our own to the byte, the driver's as free memory shrank. */
 static enum status compare_memory(struct cuda_device *d, struct error *err)
@@ -304,11 +320,51 @@ static enum status take_memory(struct cuda_device *d, const struct plan *plan, s
 {
     struct cuda_driver_memory driver = cuda_driver_memory(&d->options, plan, &d->limits);
     uint64_t context = d->memory.phase_bytes[CUDA_PHASE_CONTEXT]; /* what it holds already */
+    enum status st;
 
+    d->b.stages = calloc(plan->stage_count, sizeof *d->b.stages);
+    if (!d->b.stages) return error_set(err, STATUS_NOMEM, "no memory for the stages");
     cuda_layout(&d->options, plan, &d->limits, d->memory.regions, &d->b);
-    enum status st = cuda_memory_take(
+    st = cuda_memory_take(
         &d->memory, driver.graphs + (driver.context > context ? driver.context - context : 0), err);
     if (!st) cuda_layout(&d->options, plan, &d->limits, d->memory.regions, &d->b);
+    return st;
+}
+
+static enum status prepare_weights(struct cuda_device *d, struct error *err)
+{
+    enum status st;
+
+    nvtxRangePushA("weights");
+    st = cuda_load_weights(d, err);
+    if (!st) st = fill_ropes(d, err);
+    if (!st) st = after_phase(d, CUDA_PHASE_KERNELS, err);
+    nvtxRangePop();
+    return st;
+}
+
+static enum status prepare_products(struct cuda_device *d, struct error *err)
+{
+    enum status st;
+
+    nvtxRangePushA("product algorithms");
+    st = make_tensor_maps(d, err);
+    if (!st) st = choose_algorithms(d, err);
+    if (!st) st = cuda_chain_open(d, err);
+    if (!st) st = after_phase(d, CUDA_PHASE_LIBRARY, err);
+    nvtxRangePop();
+    return st;
+}
+
+static enum status prepare_steps(struct cuda_device *d, struct error *err)
+{
+    enum status st;
+
+    nvtxRangePushA("graphs");
+    st = make_events(d, err);
+    if (!st) st = capture_graphs(d, err);
+    if (!st) st = after_phase(d, CUDA_PHASE_GRAPHS, err);
+    nvtxRangePop();
     return st;
 }
 
@@ -323,32 +379,13 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
     d->limits = *limits;
     d->compute_dtype = cuda_compute_dtype(&d->options, plan);
     d->ctx.type = d->compute_dtype == DTYPE_F16 ? KERNEL_F16 : KERNEL_BF16;
-    d->b.stages = calloc(plan->stage_count, sizeof *d->b.stages);
-    if (!d->b.stages) return error_set(err, STATUS_NOMEM, "no memory for the stages");
-    nvtxRangePushA("memory");
     st = take_memory(d, plan, err);
-    nvtxRangePop();
-    nvtxRangePushA("weights");
-    if (!st) {
-        d->plan = plan;
-        st = cuda_load_weights(d, err);
-    }
-    nvtxRangePop();
+    d->plan = plan;
+    if (!st) st = prepare_weights(d, err);
     loaded = clock_mono_ns();
-    nvtxRangePushA("product algorithms");
-    if (!st) st = fill_ropes(d, err);
-    if (!st) st = after_phase(d, CUDA_PHASE_KERNELS, err);
-    if (!st) st = make_tensor_maps(d, err);
-    if (!st) st = choose_algorithms(d, err);
-    if (!st) st = cuda_chain_open(d, err);
-    if (!st) st = after_phase(d, CUDA_PHASE_LIBRARY, err);
-    nvtxRangePop();
+    if (!st) st = prepare_products(d, err);
     chosen = clock_mono_ns();
-    nvtxRangePushA("graphs");
-    if (!st) st = make_events(d, err);
-    if (!st) st = capture_graphs(d, err);
-    if (!st) st = after_phase(d, CUDA_PHASE_GRAPHS, err);
-    nvtxRangePop();
+    if (!st) st = prepare_steps(d, err);
     if (!st) st = compare_memory(d, err);
     if (st) {
         cuda_free_all(d);

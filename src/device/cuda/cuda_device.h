@@ -80,6 +80,11 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
                          const struct device_limits *limits, struct error *err);
 /* The graph of bucket i, which there is not. */
 cudaError_t cuda_recapture(struct cuda_device *d, uint32_t i);
+/* Stages with a product of the kind and shape of s, in the plan's order: so many that, one behind the other, none is in L2 when its
+ * turn to be timed comes. Returns how many. */
+enum { CUDA_ALIKE_MAX = 8 };
+uint32_t cuda_stages_alike(const struct cuda_device *d, const struct cuda_stage *s,
+                           const struct cuda_stage *out[CUDA_ALIKE_MAX]);
 void cuda_free_all(struct cuda_device *d);
 
 /* --- cuda_weights.c: brings every weight to its place in d->b --- */

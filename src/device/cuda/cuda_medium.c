@@ -6,25 +6,14 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/gemm_cache.h"
 
-enum { CUTS = 10, TIMED_RUNS = 3, WEIGHTS = 8 };
+enum { CUTS = 10, TIMED_RUNS = 3 };
 
 struct trial {
     struct cuda_device *d;
-    const struct cuda_stage *alike[WEIGHTS]; /* so many that none is in L2 when its turn comes */
+    const struct cuda_stage *alike[CUDA_ALIKE_MAX];
     uint32_t count, rows;
     cudaEvent_t begin, end;
 };
-
-static void find_alike(struct trial *t, const struct cuda_stage *s)
-{
-    t->count = 0;
-    for (uint32_t i = 0; t->count < WEIGHTS && i < t->d->plan->stage_count; i++) {
-        const struct cuda_stage *o = &t->d->b.stages[i];
-        if (o->plan->kind == s->plan->kind && o->weight.rows == s->weight.rows &&
-            o->weight.cols == s->weight.cols)
-            t->alike[t->count++] = o;
-    }
-}
 
 /* One product with the end that it has in a step; on whatever the buffers hold. */
 static cudaError_t run_one(struct trial *t, const struct cuda_stage *s,
@@ -60,7 +49,7 @@ static cudaError_t run_one(struct trial *t, const struct cuda_stage *s,
 /* Best time of all `alike`, one behind the other, cut so. The first run warms up. */
 static cudaError_t time_cut(struct trial *t, const struct medium_shape *shape, float *best)
 {
-    struct medium_weight weights[WEIGHTS];
+    struct medium_weight weights[CUDA_ALIKE_MAX];
     cudaStream_t stream = t->d->ctx.stream;
     cudaError_t e = cudaSuccess;
     float ms;
@@ -120,7 +109,7 @@ static bool recall(const struct cuda_device *d, const struct cuda_stage *s,
     return false;
 }
 
-/* The cut of a stage's weight, for itself and all that are alike. */
+/* The cut of a stage's weight, for itself and t->alike. */
 static cudaError_t choose(struct trial *t, const struct cuda_stage *s, struct medium_shape *chosen)
 {
     struct cuda_device *d = t->d;
@@ -132,7 +121,6 @@ static cudaError_t choose(struct trial *t, const struct cuda_stage *s, struct me
     *chosen = shapes[0];
     if (d->options.batch_invariant || count < 2) return cudaSuccess;
     if (recall(d, s, shapes, count, chosen)) return cudaSuccess;
-    find_alike(t, s);
     t->rows = room < CUDA_MEDIUM_ROWS ? room : CUDA_MEDIUM_ROWS;
     e = time_cuts(t, shapes, count, chosen);
     if (!e) {
@@ -154,7 +142,7 @@ static cudaError_t cut_all(struct trial *t)
         struct medium_shape shape;
         if (!s->weight.rows || !medium_gemm_fits(&d->ctx, 1, s->weight.rows, s->weight.cols_padded))
             continue;
-        find_alike(t, s);
+        t->count = cuda_stages_alike(d, s, t->alike);
         if (t->alike[0] != s)
             shape = d->mediums[t->alike[0]->index].shape;
         else
@@ -170,7 +158,7 @@ static bool all_skinny(const struct cuda_device *d, uint32_t rows)
 {
     for (uint32_t i = 0; i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &d->b.stages[i];
-        bool norm = s->plan->kind != STAGE_ATTN_OUT && s->plan->kind != STAGE_FFN_OUT;
+        bool norm = s->gain != NULL;
         if (s->weight.rows && !skinny_gemm_fits(&d->ctx, rows, s->weight.cols_padded, norm))
             return false;
     }
