@@ -283,7 +283,7 @@ static enum status make_events(struct cuda_device *d, struct error *err)
 
 /* --- all of it --- */
 
-/* Planned against taken: our own to the byte, the driver's as free memory shrank. */
+/* Planned against taken: our own to the byte, the driver's so far as free memory tells it. */
 static enum status compare_memory(struct cuda_device *d, struct error *err)
 {
     const struct cuda_memory *m = &d->memory;
@@ -293,18 +293,19 @@ static enum status compare_memory(struct cuda_device *d, struct error *err)
 
     if (st) return st;
     assert(m->taken_bytes == own); /* one layout, run twice */
-    log_info("memory compared",
-             "own_planned=%llu own_taken=%llu driver_planned=%llu driver_taken=%llu context=%llu "
-             "rounding=%llu library=%llu code=%llu graphs=%llu free=%llu total=%llu",
-             (unsigned long long)own, (unsigned long long)m->taken_bytes,
-             (unsigned long long)planned.estimate_bytes,
-             (unsigned long long)(m->total_bytes - m->free_bytes - m->taken_bytes),
-             (unsigned long long)m->phase_bytes[CUDA_PHASE_CONTEXT],
-             (unsigned long long)(m->phase_bytes[CUDA_PHASE_REGIONS] - m->taken_bytes),
-             (unsigned long long)m->phase_bytes[CUDA_PHASE_LIBRARY],
-             (unsigned long long)m->phase_bytes[CUDA_PHASE_KERNELS],
-             (unsigned long long)m->phase_bytes[CUDA_PHASE_GRAPHS],
-             (unsigned long long)m->free_bytes, (unsigned long long)m->total_bytes);
+    const char *others = cuda_memory_others(m, planned.estimate_bytes);
+    log_info(
+        "memory compared",
+        "own_planned=%llu own_taken=%llu driver_planned=%llu %s=%llu context=%lld "
+        "rounding=%lld library=%lld code=%lld graphs=%lld free=%llu total=%llu%s%s%s",
+        (unsigned long long)own, (unsigned long long)m->taken_bytes,
+        (unsigned long long)planned.estimate_bytes, others ? "driver_and_others" : "driver_taken",
+        (unsigned long long)cuda_memory_beside(m), (long long)m->phase_bytes[CUDA_PHASE_CONTEXT],
+        (long long)m->phase_bytes[CUDA_PHASE_REGIONS] - (long long)m->taken_bytes,
+        (long long)m->phase_bytes[CUDA_PHASE_LIBRARY],
+        (long long)m->phase_bytes[CUDA_PHASE_KERNELS], (long long)m->phase_bytes[CUDA_PHASE_GRAPHS],
+        (unsigned long long)m->free_bytes, (unsigned long long)m->total_bytes,
+        others ? " note=\"" : "", others ? others : "", others ? "\"" : "");
     return STATUS_OK;
 }
 
@@ -319,14 +320,13 @@ static enum status after_phase(struct cuda_device *d, enum cuda_phase phase, str
 static enum status take_memory(struct cuda_device *d, const struct plan *plan, struct error *err)
 {
     struct cuda_driver_memory driver = cuda_driver_memory(&d->options, plan, &d->limits);
-    uint64_t context = d->memory.phase_bytes[CUDA_PHASE_CONTEXT]; /* what it holds already */
+    uint64_t opened = (uint64_t)d->memory.phase_bytes[CUDA_PHASE_CONTEXT];
     enum status st;
 
     d->b.stages = calloc(plan->stage_count, sizeof *d->b.stages);
     if (!d->b.stages) return error_set(err, STATUS_NOMEM, "no memory for the stages");
     cuda_layout(&d->options, plan, &d->limits, d->memory.regions, &d->b);
-    st = cuda_memory_take(
-        &d->memory, driver.graphs + (driver.context > context ? driver.context - context : 0), err);
+    st = cuda_memory_take(&d->memory, cuda_driver_wants(&driver, opened), err);
     if (!st) cuda_layout(&d->options, plan, &d->limits, d->memory.regions, &d->b);
     return st;
 }

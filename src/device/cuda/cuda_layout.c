@@ -10,8 +10,9 @@ enum {
     PARTIAL_BYTES = 20,
     SAMPLE_CHUNK = 8192,
     /* cuda_layout.h, struct cuda_driver_memory */
-    CONTEXT_MIB =
-        576, /* measured: 548 with 10 MiB for products and code, and up to 9 lost to rounding */
+    /* measured: 548, of which 10 for products and code and up to 9 lost to rounding */
+    CONTEXT_MIB = 576,
+    LATER_MIB = 20,
     GRAPH_BYTES = 65536,
     GRAPH_LAUNCH_BYTES = 2048,
 };
@@ -115,7 +116,8 @@ struct cuda_driver_memory cuda_driver_memory(const struct device_options *option
                                              const struct plan *plan,
                                              const struct device_limits *limits)
 {
-    struct cuda_driver_memory m = {.context = (uint64_t)CONTEXT_MIB << 20};
+    struct cuda_driver_memory m = {.context = (uint64_t)CONTEXT_MIB << 20,
+                                   .later = (uint64_t)LATER_MIB << 20};
     struct cuda_buffers b = {0};
 
     if (options->enforce_eager) return m;
@@ -126,6 +128,13 @@ struct cuda_driver_memory cuda_driver_memory(const struct device_options *option
         m.graphs += GRAPH_BYTES + (launches * plan->layers + 4) * GRAPH_LAUNCH_BYTES;
     }
     return m;
+}
+
+uint64_t cuda_driver_wants(const struct cuda_driver_memory *driver, uint64_t opened_bytes)
+{
+    uint64_t rest = opened_bytes < driver->context ? driver->context - opened_bytes : 0;
+
+    return max_u64(rest, driver->later) + driver->graphs;
 }
 
 /* --- checks --- */

@@ -114,12 +114,18 @@ enum dtype cuda_compute_dtype(const struct device_options *options, const struct
 /* What the driver takes beside our buffers: no interface tells it beforehand, so these are measured figures (an H200, driver
  * 580, CUDA 13.0), rounded up. Seen beside what was really taken in the log's "memory compared". */
 struct cuda_driver_memory {
-    uint64_t context; /* context, streams, cuBLASLt, and the code of our kernels */
+    uint64_t
+        context;    /* context, streams, cuBLASLt, the code of our kernels, and rounding to pages */
+    uint64_t later; /* of it, all but the context and its streams */
     uint64_t graphs;
 };
 struct cuda_driver_memory cuda_driver_memory(const struct device_options *options,
                                              const struct plan *plan,
                                              const struct device_limits *limits);
+
+/* What of it is still to come when so many bytes of the GPU are gone with the opening of the device: the context's, and perhaps
+ * other processes', which must not count as if the driver had them already. */
+uint64_t cuda_driver_wants(const struct cuda_driver_memory *driver, uint64_t opened_bytes);
 
 /* Errors: STATUS_UNSUPPORTED (named), STATUS_INVALID (limits). */
 enum status cuda_plan_check(const struct device_options *options, const struct plan *plan,

@@ -3,7 +3,11 @@
 #include <assert.h>
 #include <stdlib.h>
 
-enum { LATE_BYTES = 8 << 20 };
+enum {
+    LATE_BYTES = 8 << 20,
+    SLACK_BYTES =
+        16 << 20, /* what small pieces find room in, of pages that the driver has taken before */
+};
 
 cudaError_t cuda_memory_phase(struct cuda_memory *m, enum cuda_phase phase)
 {
@@ -11,10 +15,28 @@ cudaError_t cuda_memory_phase(struct cuda_memory *m, enum cuda_phase phase)
     cudaError_t e = cudaMemGetInfo(&available, &total);
 
     if (e) return e;
-    if (phase == CUDA_PHASE_CONTEXT) m->free_bytes = total; /* others' memory counts here too */
-    if (available < m->free_bytes) m->phase_bytes[phase] += m->free_bytes - available;
+    if (phase == CUDA_PHASE_CONTEXT) m->free_bytes = total;
+    m->phase_bytes[phase] += (int64_t)m->free_bytes - (int64_t)available;
     m->free_bytes = available, m->total_bytes = total;
     return cudaSuccess;
+}
+
+uint64_t cuda_memory_beside(const struct cuda_memory *m)
+{
+    return m->total_bytes - m->free_bytes - m->taken_bytes;
+}
+
+const char *cuda_memory_others(const struct cuda_memory *m, uint64_t planned)
+{
+    for (int p = CUDA_PHASE_REGIONS; p < CUDA_PHASE_COUNT; p++) {
+        int64_t ours = p == CUDA_PHASE_REGIONS ? (int64_t)m->taken_bytes : 0;
+        if (m->phase_bytes[p] < ours - SLACK_BYTES)
+            return "other processes have given back memory of this GPU meanwhile";
+    }
+    if (cuda_memory_beside(m) > planned)
+        return "more is gone than planned: other processes use this GPU, or its driver takes more "
+               "than the one that was measured";
+    return NULL;
 }
 
 static cudaError_t take(struct cuda_memory *m, enum cuda_region which, uint64_t bytes, void **out)
@@ -71,10 +93,13 @@ enum status cuda_memory_take(struct cuda_memory *m, uint64_t expected, struct er
                            (unsigned long long)m->regions[r].bytes >> 20, cuda_region_name(r),
                            cudaGetErrorString(e));
     }
+    if (st) return st;
     /* the device's streams do not wait for the default stream, which the zeros went through */
-    if (!st && (cudaDeviceSynchronize() || cuda_memory_phase(m, CUDA_PHASE_REGIONS)))
-        st = error_set(err, STATUS_DEVICE, "clearing the device's memory");
-    return st;
+    cudaError_t e = cudaDeviceSynchronize();
+    if (!e) e = cuda_memory_phase(m, CUDA_PHASE_REGIONS);
+    return e ? error_set(err, STATUS_DEVICE, "clearing the device's memory: %s",
+                         cudaGetErrorString(e))
+             : STATUS_OK;
 }
 
 void cuda_memory_give_back(struct cuda_memory *m)
