@@ -94,8 +94,10 @@ uint64_t device_memory_bytes(const struct device *device);
 const char *
 device_description(const struct device *device); /* "CPU, 2 threads, avx512-vnni, fast" */
 
-/* KV blocks to and from host memory (tiers, tests): all layers of the group, in the device's own layout. `bytes` must be
- * device_kv_block_bytes(group). Waits for steps in flight. Errors: STATUS_UNSUPPORTED (null), STATUS_DEVICE. */
+/* KV blocks to and from host memory: all layers of the group, in the device's own layout. `bytes` must be
+ * device_kv_block_bytes(group). Waits for steps in flight. Errors: STATUS_UNSUPPORTED (null), STATUS_DEVICE.
+ * This is how tiers move blocks (pinned memory, disk) without knowing a device's layout. There is no tier yet: tests alone
+ * call these, to compare devices' blocks and to put one in another's place. */
 uint64_t device_kv_block_bytes(const struct device *device, uint32_t group);
 enum status device_kv_copy_out(struct device *device, uint32_t group, uint32_t block, void *bytes);
 enum status device_kv_copy_in(struct device *device, uint32_t group, uint32_t block,

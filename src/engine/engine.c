@@ -136,7 +136,6 @@ enum status engine_create(const struct engine_options *options, struct device *d
 void engine_destroy(struct engine *e)
 {
     if (!e) return;
-    atomic_store(&e->draining, 1);
     atomic_store(&e->stopping, 1);
     notify_signal(e->wake);
     pthread_join(e->thread, NULL);
@@ -159,11 +158,6 @@ void engine_settle(struct engine *e)
         notify_signal(e->wake);
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
     }
-}
-
-void engine_drain(struct engine *e)
-{
-    atomic_store(&e->draining, 1);
 }
 
 /* --- submission --------------------------------------------------------------------------------------------- */
@@ -520,8 +514,8 @@ enum status engine_submit(struct engine *e, struct request *r, uint32_t *retry_a
     struct engine_request *er = NULL;
 
     *retry_after_s = 1;
-    if (dead || atomic_load(&e->draining))
-        return refuse(e, er, error_set(err, STATUS_CLOSED, "%s", dead ? dead : "draining"));
+    if (dead || atomic_load(&e->stopping))
+        return refuse(e, er, error_set(err, STATUS_CLOSED, "%s", dead ? dead : "stopping"));
     enum status st = check_request(e, r, err);
     if (st) return refuse(e, er, st);
     er = make_state(e, r);
@@ -621,7 +615,6 @@ void engine_stats(const struct engine *engine, struct engine_stats *out)
 
     *out = (struct engine_stats){
         .dead_reason = atomic_load(&e->dead_reason),
-        .draining = atomic_load(&e->draining),
         .last_progress_ns = atomic_load(&p->last_progress_ns),
         .steps = atomic_load(&p->steps),
         .prompt_tokens = atomic_load(&p->prompt_tokens),

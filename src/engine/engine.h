@@ -57,7 +57,7 @@ void engine_destroy(struct engine *engine);
 /* Queues the request and takes a reference. Never blocks, never waits for the device.
  * STATUS_FULL: the queue is full, or the first token is predicted for after the request's deadline or ttft_limit_us: 429 with *retry_after_s
  * (>= 1) and the sentence. STATUS_INVALID: it can never run (more sequences than
- * the queue holds, more KV than the pool has): 400 with the sentence. STATUS_CLOSED: draining or dead: 503. */
+ * the queue holds, more KV than the pool has): 400 with the sentence. STATUS_CLOSED: it ends or is dead: 503. */
 enum status engine_submit(struct engine *engine, struct request *request, uint32_t *retry_after_s,
                           struct error *err);
 /* The client has gone: its sequences leave at the next step. Idempotent. No output need be read after it. */
@@ -73,9 +73,6 @@ void engine_end_choice(struct engine *engine, struct request *request, uint32_t 
  * stands still). Any thread but the engine's. */
 void engine_settle(struct engine *engine);
 
-/* No new submissions (STATUS_CLOSED) from here on; running and waiting ones go on. */
-void engine_drain(struct engine *engine);
-
 /* Steps are counted by their rows, in classes up to these; the last one has those with more. */
 enum { ENGINE_STEP_CLASSES = 14 };
 extern const uint32_t engine_step_rows[ENGINE_STEP_CLASSES - 1];
@@ -84,8 +81,7 @@ void engine_probe(struct engine *engine);
 
 /* A consistent-enough picture for /metrics, /ready and logs; each value was true within the last turn. */
 struct engine_stats {
-    bool alive; /* the thread lives and the device is not lost */
-    bool draining;
+    bool alive;              /* the thread lives and the device is not lost */
     const char *dead_reason; /* static text where not alive */
     int64_t
         last_progress_ns; /* CLOCK_MONOTONIC: a step finished, or a turn had nothing to compute (engine_probe) */

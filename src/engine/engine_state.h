@@ -123,7 +123,7 @@ struct engine {
     struct queue_class queue_classes[SEQ_CLASSES];
     struct queue_account queue_accounts[QUEUE_ACCOUNTS];
     _Atomic uint32_t queue_account_count; /* that have something there */
-    _Atomic uint32_t draining, stopping;
+    _Atomic uint32_t stopping;
     _Atomic uint64_t turns; /* ended, by the engine thread */
     _Atomic(const char *) dead_reason;
     _Atomic uint64_t requests_submitted, requests_rejected;

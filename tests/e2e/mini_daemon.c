@@ -100,13 +100,12 @@ static struct frontend *start_frontend(void)
     return frontend;
 }
 
-static void drain(struct frontend *frontend, struct engine *engine)
+static void drain(struct frontend *frontend)
 {
     int64_t until = clock_mono_ns() + (int64_t)option("drain_ms", 30000) * 1000000;
 
     frontend_refuse(frontend);
     frontend_drain(frontend);
-    engine_drain(engine);
     while (frontend_busy(frontend) && clock_mono_ns() < until && stop_count < 2)
         pause_ms(10);
 }
@@ -178,7 +177,7 @@ int main(int argc, char **argv)
         engine_probe(engine);
         pause_ms(500); /* or until the signal */
     }
-    drain(frontend, engine);
+    drain(frontend);
     frontend_stop(frontend);
     engine_destroy(engine);
     device_close(device);

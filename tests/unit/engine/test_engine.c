@@ -274,29 +274,6 @@ TEST(a_full_queue_refuses_at_once_and_says_when_to_come_back)
     rig_stop(&rig);
 }
 
-TEST(draining_refuses_the_new_and_finishes_the_old)
-{
-    struct rig rig;
-    struct client c, late;
-    struct engine_stats s;
-
-    rig_init(&rig);
-    rig.fake.step_us = 1000;
-    rig_start(&rig);
-    client_init(&c, client_request(1, 10, 1, 50, 64));
-    client_init(&late, client_request(1, 10, 1, 50, 64));
-    EXPECT_OK(submit(&rig, c.request));
-    engine_drain(rig.engine);
-    EXPECT_EQ(submit(&rig, late.request), STATUS_CLOSED);
-    engine_stats(rig.engine, &s);
-    EXPECT_TRUE(s.draining && s.alive);
-    client_finish(&c);
-    EXPECT_EQ(c.choices[0].count, 50);
-    client_fini(&c);
-    client_fini(&late);
-    rig_stop(&rig);
-}
-
 TEST(a_cancelled_request_is_gone_within_steps_at_every_stage)
 {
     struct rig rig;
