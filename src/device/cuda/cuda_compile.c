@@ -39,8 +39,8 @@ void cuda_free_all(struct cuda_device *d)
     memset(d->graphs, 0, sizeof d->graphs); /* called again by close where compiling failed */
     cuda_gemm_close(d->gemm);
     cuda_memory_give_back(&d->memory);
-    free(d->tensor_maps), free(d->mediums), free(d->gemm_ids), free(d->b.stages);
-    d->tensor_maps = NULL, d->mediums = NULL, d->gemm_ids = NULL, d->b.stages = NULL,
+    free(d->skinny_weights), free(d->medium_weights), free(d->gemm_ids), free(d->b.stages);
+    d->skinny_weights = NULL, d->medium_weights = NULL, d->gemm_ids = NULL, d->b.stages = NULL,
     d->gemm = NULL;
 }
 
@@ -62,16 +62,16 @@ static enum status fill_ropes(struct cuda_device *d, struct error *err)
     return e ? error_set(err, STATUS_DEVICE, "rope tables: %s", cudaGetErrorString(e)) : STATUS_OK;
 }
 
-static enum status make_tensor_maps(struct cuda_device *d, struct error *err)
+static enum status make_skinny_weights(struct cuda_device *d, struct error *err)
 {
     if (d->ctx.capability < 90) return STATUS_OK;
-    d->tensor_maps = calloc(d->b.weight_count, sizeof *d->tensor_maps);
-    if (!d->tensor_maps) return error_set(err, STATUS_NOMEM, "no memory for tensor maps");
+    d->skinny_weights = calloc(d->b.weight_count, sizeof *d->skinny_weights);
+    if (!d->skinny_weights) return error_set(err, STATUS_NOMEM, "no memory for tensor maps");
     for (uint32_t i = 0; i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &d->b.stages[i];
         if (!s->weight.rows) continue;
-        cudaError_t e = skinny_weight_init(&d->tensor_maps[s->index], s->weight.at, s->weight.rows,
-                                           s->weight.cols_padded, d->ctx.type);
+        cudaError_t e = skinny_weight_init(&d->skinny_weights[s->index], s->weight.at,
+                                           s->weight.rows, s->weight.cols_padded, d->ctx.type);
         if (e)
             return error_set(err, STATUS_DEVICE, "tensor map of a weight: %s",
                              cudaGetErrorString(e));
@@ -348,7 +348,7 @@ static enum status prepare_products(struct cuda_device *d, struct error *err)
     enum status st;
 
     nvtxRangePushA("product algorithms");
-    st = make_tensor_maps(d, err);
+    st = make_skinny_weights(d, err);
     if (!st) st = choose_algorithms(d, err);
     if (!st) st = cuda_chain_open(d, err);
     if (!st) st = after_phase(d, CUDA_PHASE_LIBRARY, err);

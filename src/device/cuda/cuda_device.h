@@ -25,8 +25,8 @@ struct cuda_flight_state {
     const struct step *step;
     cudaEvent_t uploaded, done;
     struct step_result result;
-    bool
-        recorded; /* `done` will come; else nothing is there to wait for, and result.status says why */
+    /* `done` will come; else nothing is there to wait for, and result.status says why */
+    bool recorded;
     /* of the image, device pointers */
     const struct sample_row *sample_rows;
     uint32_t rounds;
@@ -43,11 +43,11 @@ struct cuda_device {
     struct kernel_context ctx;
     cudaStream_t upload;
     struct cuda_gemm *gemm;
-    struct skinny_weight
-        *tensor_maps; /* [b.weight_count] by stage.index; NULL where skinny products cannot run */
-    struct medium_weight *mediums; /* [b.weight_count] likewise; N is 0 where one does not fit */
+    /* of products, [b.weight_count] by stage.index; the first two NULL where the code is not for sm_90a */
+    struct skinny_weight *skinny_weights;
+    struct medium_weight *medium_weights; /* N is 0 where one does not fit */
+    uint32_t *gemm_ids;
     uint32_t skinny_rows; /* steps of so many rows run the skinny products, more the next kind */
-    uint32_t *gemm_ids;   /* [b.weight_count] */
     uint32_t products_measured; /* choices that the cache on disk did not have */
     cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
     struct {
@@ -90,7 +90,7 @@ void cuda_free_all(struct cuda_device *d);
 /* --- cuda_weights.c: brings every weight to its place in d->b --- */
 enum status cuda_load_weights(struct cuda_device *d, struct error *err);
 
-/* --- cuda_medium.c: fills d->mediums and d->skinny_rows; d->gemm is open --- */
+/* --- cuda_medium.c: fills d->medium_weights and d->skinny_rows; d->gemm is open --- */
 enum status cuda_medium_choose(struct cuda_device *d, struct error *err);
 
 /* --- cuda_forward.c --- */

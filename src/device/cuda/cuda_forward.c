@@ -16,8 +16,8 @@ struct walk {
     const float *delta_bias, *post_gain;
     float post_eps;
     uint32_t stage; /* index of the one that runs */
-    uint32_t
-        norm_tiles; /* h is x * gain of the next norm, whose sums of squares are in row_sums; 0: it is not */
+    /* h is x * gain of the next norm, with sums of squares in row_sums, so many a row; 0: it is not */
+    uint32_t norm_tiles;
 };
 
 /* Who does a product; steps of up to skinny_rows rows, up to CUDA_MEDIUM_ROWS, above. */
@@ -46,11 +46,12 @@ static enum product_kind kind_of(const struct walk *w, const struct cuda_stage *
     bool norm = s->gain != NULL;
 
     if (rows <= d->skinny_rows)
-        return d->tensor_maps && skinny_gemm_fits(&d->ctx, rows, s->weight.cols_padded, norm)
+        return d->skinny_weights && skinny_gemm_fits(&d->ctx, rows, s->weight.cols_padded, norm)
                    ? PRODUCT_SKINNY
                    : PRODUCT_LIBRARY;
-    return d->mediums && rows <= CUDA_MEDIUM_ROWS && d->mediums[s->index].N ? PRODUCT_MEDIUM
-                                                                            : PRODUCT_LIBRARY;
+    return d->medium_weights && rows <= CUDA_MEDIUM_ROWS && d->medium_weights[s->index].N
+               ? PRODUCT_MEDIUM
+               : PRODUCT_LIBRARY;
 }
 
 /* The stage behind this one, if it is a product of the medium kind. */
@@ -69,7 +70,7 @@ static const struct medium_weight *weight_behind(const struct walk *w)
 {
     const struct cuda_stage *s = medium_behind(w);
 
-    return s ? &w->d->mediums[s->index] : NULL;
+    return s ? &w->d->medium_weights[s->index] : NULL;
 }
 
 /* The same, if it begins with a norm of all rows: the product before it can prepare that. */
@@ -84,7 +85,7 @@ static cudaError_t skinny_product(struct walk *w, const struct cuda_stage *s,
                                   const struct product *p)
 {
     struct skinny_args a = {
-        .weight = &w->d->tensor_maps[s->index],
+        .weight = &w->d->skinny_weights[s->index],
         .M = p->rows,
         .x = p->x,
         .x_stride = p->x_stride,
@@ -112,7 +113,7 @@ static cudaError_t medium_product(struct walk *w, const struct cuda_stage *s,
     struct cuda_buffers *b = &w->d->b;
     const struct cuda_stage *next = p->end == SKINNY_RESIDUAL ? norm_behind(w) : NULL;
     struct medium_args a = {
-        .weight = &w->d->mediums[s->index],
+        .weight = &w->d->medium_weights[s->index],
         .next = weight_behind(w),
         .M = p->rows,
         .x = p->x,

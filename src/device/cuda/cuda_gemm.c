@@ -162,8 +162,8 @@ static cublasStatus_t multiply(struct cuda_gemm *g, const struct shape *s, const
                              s->y, algorithm, g->workspace, g->workspace_bytes, stream);
 }
 
-/* What a shape's algorithms are timed and tried on. */
-struct trial {
+/* What a shape's algorithms are timed on. */
+struct timing {
     const void *const *weights;
     uint32_t weight_count;
     const void *x;
@@ -173,7 +173,7 @@ struct trial {
 };
 
 /* Best time of a proposal, every run on another weight so that none is found in L2; < 0: it does not run. */
-static float time_algorithm(struct cuda_gemm *g, const struct shape *s, const struct trial *t,
+static float time_algorithm(struct cuda_gemm *g, const struct shape *s, const struct timing *t,
                             const cublasLtMatmulAlgo_t *algorithm)
 {
     float best = -1, ms;
@@ -245,7 +245,7 @@ static enum status propose(struct cuda_gemm *g, const struct shape *s, uint32_t 
 }
 
 static enum status choose(struct cuda_gemm *g, struct shape *s, uint32_t b, bool fixed,
-                          const struct trial *t, struct error *err)
+                          const struct timing *t, struct error *err)
 {
     cublasLtMatmulHeuristicResult_t found[PROPOSALS];
     float best_ms = -1;
@@ -268,7 +268,7 @@ static enum status choose(struct cuda_gemm *g, struct shape *s, uint32_t b, bool
 
 /* All buckets up to `rows` rows, each run once, which loads its kernel: that must not happen while serving. */
 static enum status choose_all(struct cuda_gemm *g, struct shape *s, uint32_t rows, bool fixed,
-                              const struct trial *t, struct error *err)
+                              const struct timing *t, struct error *err)
 {
     enum status st = STATUS_OK;
     bool last = false;
@@ -323,7 +323,7 @@ enum status cuda_gemm_prepare(struct cuda_gemm *g, const struct cuda_gemm_shape 
                               void *y, uint32_t rows, bool fixed, cudaStream_t stream, uint32_t *id,
                               struct error *err)
 {
-    struct trial t = {weights, weight_count, x, y, stream, NULL, NULL};
+    struct timing t = {weights, weight_count, x, y, stream, NULL, NULL};
     enum status st;
     cudaError_t e;
 

@@ -8,7 +8,7 @@
 
 enum { CUTS = 10, TIMED_RUNS = 3 };
 
-struct trial {
+struct timing {
     struct cuda_device *d;
     const struct cuda_stage *alike[CUDA_ALIKE_MAX];
     uint32_t count, rows;
@@ -16,7 +16,7 @@ struct trial {
 };
 
 /* One product with the end that it has in a step; on whatever the buffers hold. */
-static cudaError_t run_one(struct trial *t, const struct cuda_stage *s,
+static cudaError_t run_one(struct timing *t, const struct cuda_stage *s,
                            const struct medium_weight *weight)
 {
     struct cuda_buffers *b = &t->d->b;
@@ -47,7 +47,7 @@ static cudaError_t run_one(struct trial *t, const struct cuda_stage *s,
 }
 
 /* Best time of all `alike`, one behind the other, cut so. The first run warms up. */
-static cudaError_t time_cut(struct trial *t, const struct medium_shape *shape, float *best)
+static cudaError_t time_cut(struct timing *t, const struct medium_shape *shape, float *best)
 {
     struct medium_weight weights[CUDA_ALIKE_MAX];
     cudaStream_t stream = t->d->ctx.stream;
@@ -70,7 +70,7 @@ static cudaError_t time_cut(struct trial *t, const struct medium_shape *shape, f
     return e;
 }
 
-static cudaError_t time_cuts(struct trial *t, const struct medium_shape *shapes, uint32_t count,
+static cudaError_t time_cuts(struct timing *t, const struct medium_shape *shapes, uint32_t count,
                              struct medium_shape *chosen)
 {
     cudaError_t e = cudaSuccess;
@@ -110,7 +110,7 @@ static bool recall(const struct cuda_device *d, const struct cuda_stage *s,
 }
 
 /* The cut of a stage's weight, for itself and t->alike. */
-static cudaError_t choose(struct trial *t, const struct cuda_stage *s, struct medium_shape *chosen)
+static cudaError_t choose(struct timing *t, const struct cuda_stage *s, struct medium_shape *chosen)
 {
     struct cuda_device *d = t->d;
     struct medium_shape shapes[CUTS];
@@ -131,20 +131,20 @@ static cudaError_t choose(struct trial *t, const struct cuda_stage *s, struct me
     return e;
 }
 
-static cudaError_t cut_all(struct trial *t)
+static cudaError_t cut_all(struct timing *t)
 {
     struct cuda_device *d = t->d;
     cudaError_t e = cudaSuccess;
 
     for (uint32_t i = 0; !e && i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &d->b.stages[i];
-        struct medium_weight *out = &d->mediums[s->index];
+        struct medium_weight *out = &d->medium_weights[s->index];
         struct medium_shape shape;
         if (!s->weight.rows || !medium_gemm_fits(&d->ctx, 1, s->weight.rows, s->weight.cols_padded))
             continue;
         t->count = cuda_stages_alike(d, s, t->alike);
         if (t->alike[0] != s)
-            shape = d->mediums[t->alike[0]->index].shape;
+            shape = d->medium_weights[t->alike[0]->index].shape;
         else
             e = choose(t, s, &shape);
         if (!e)
@@ -172,7 +172,7 @@ static uint32_t choose_skinny_rows(const struct cuda_device *d)
     uint32_t rows = CUDA_SKINNY_ROWS;
 
     for (uint32_t i = 0; i < d->plan->stage_count; i++)
-        if (d->b.stages[i].weight.rows && !d->mediums[d->b.stages[i].index].N) return rows;
+        if (d->b.stages[i].weight.rows && !d->medium_weights[d->b.stages[i].index].N) return rows;
     if (d->options.batch_invariant) return 0;
     while (rows > 0 && !all_skinny(d, rows))
         rows--;
@@ -181,13 +181,14 @@ static uint32_t choose_skinny_rows(const struct cuda_device *d)
 
 enum status cuda_medium_choose(struct cuda_device *d, struct error *err)
 {
-    struct trial t = {.d = d};
+    struct timing t = {.d = d};
     cudaError_t e;
 
     d->skinny_rows = CUDA_SKINNY_ROWS;
     if (d->ctx.capability < 90) return STATUS_OK;
-    d->mediums = calloc(d->b.weight_count, sizeof *d->mediums);
-    if (!d->mediums) return error_set(err, STATUS_NOMEM, "no memory for the cuts of products");
+    d->medium_weights = calloc(d->b.weight_count, sizeof *d->medium_weights);
+    if (!d->medium_weights)
+        return error_set(err, STATUS_NOMEM, "no memory for the cuts of products");
     e = cudaEventCreate(&t.begin);
     if (!e) e = cudaEventCreate(&t.end);
     if (!e) e = cut_all(&t);
