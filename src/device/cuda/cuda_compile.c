@@ -7,21 +7,30 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "device/cuda/cuda_device.h"
+#include "kv_layout.h"
 #include "row_ops.h"
 
-static_assert(sizeof(struct slot_params) == 88, "SLOT_PARAMS_BYTES of cuda_layout.c");
-static_assert(sizeof(struct sample_partial) == 20, "PARTIAL_BYTES of cuda_layout.c");
-static_assert(sizeof(struct sample_output) == sizeof(struct step_output),
-              "written by the kernel as it is");
-static_assert(sizeof(struct sample_top) == sizeof(struct top_logprob),
-              "written by the kernel as it is");
-static_assert(sizeof(struct state_table_change) == sizeof(struct step_table_change),
-              "copied as it is");
-static_assert(sizeof(struct prefill_tile) == 20, "counted in image_bytes of cuda_layout.c");
-static_assert((int)CUDA_TILE_PAIRS == (int)PREFILL_TILE_PAIRS, "one number in two places");
-static_assert((int)CUDA_SKINNY_ROWS <= (int)SKINNY_ROWS_MAX, "what the kernels can take");
-static_assert((int)CUDA_MEDIUM_ROWS == (int)MEDIUM_ROWS_MAX, "one number in two places");
-static_assert((int)CUDA_REFS == (int)STATE_REFS, "one number in two places");
+/* What cuda_layout.h says of kernels/. */
+static_assert((int)CUDA_KV_TOKENS == (int)KV_BLOCK_TOKENS, "kv_layout.h");
+static_assert((int)CUDA_HIDDEN_MAX == (int)NORM_HIDDEN_MAX, "row_ops.h");
+static_assert((int)CUDA_HEAD_DIM_MAX == (int)ATTENTION_HEAD_DIM_MAX, "attention.h");
+static_assert((int)CUDA_TILE_PAIRS == (int)PREFILL_TILE_PAIRS, "attention.h");
+static_assert((int)CUDA_TILE_BYTES == sizeof(struct prefill_tile), "attention.h");
+static_assert((int)CUDA_TOPS_MAX == (int)SAMPLE_TOPS_MAX, "sample.h");
+static_assert((int)CUDA_SAMPLE_CHUNK == (int)SAMPLE_CHUNK, "sample.h");
+static_assert((int)CUDA_SAMPLE_PARTIAL_BYTES == sizeof(struct sample_partial), "sample.h");
+static_assert((int)CUDA_OUTPUT_BYTES >= sizeof(struct sample_row) + sizeof(int32_t), "sample.h");
+static_assert((int)CUDA_REFS == (int)STATE_REFS, "step_state.h");
+static_assert((int)CUDA_ROW_BYTES >= sizeof(struct state_row), "step_state.h");
+static_assert((int)CUDA_SLOT_PARAMS_BYTES == sizeof(struct slot_params), "step_state.h");
+static_assert((int)CUDA_SLOT_BIAS_BYTES == sizeof(struct slot_bias), "step_state.h");
+static_assert((int)CUDA_SKINNY_ROWS <= (int)SKINNY_ROWS_MAX, "skinny_gemm.h");
+static_assert((int)CUDA_MEDIUM_ROWS == (int)MEDIUM_ROWS_MAX, "medium_gemm.h");
+/* What crosses between device/step.h and kernels/ as it is. */
+static_assert(sizeof(struct sample_output) == sizeof(struct step_output), "written by sampling");
+static_assert(sizeof(struct sample_top) == sizeof(struct top_logprob), "written by sampling");
+static_assert(sizeof(struct state_table_change) == sizeof(struct step_table_change), "copied");
+static_assert(sizeof(struct slot_bias) == sizeof(struct step_bias), "copied");
 
 /* --- memory --- */
 
@@ -66,7 +75,8 @@ static enum status make_skinny_weights(struct cuda_device *d, struct error *err)
 {
     if (d->ctx.capability < 90) return STATUS_OK;
     d->skinny_weights = calloc(d->b.weight_count, sizeof *d->skinny_weights);
-    if (!d->skinny_weights) return error_set(err, STATUS_NOMEM, "no memory for tensor maps");
+    if (!d->skinny_weights)
+        return error_set(err, STATUS_NOMEM, "no memory for the weights' tensor maps");
     for (uint32_t i = 0; i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &d->b.stages[i];
         if (!s->weight.rows) continue;

@@ -4,11 +4,7 @@
 #include <string.h>
 
 enum {
-    KV_TOKENS = 16,
     ROPE_PAIR_BYTES = 8,
-    SLOT_PARAMS_BYTES = 88,
-    PARTIAL_BYTES = 20,
-    SAMPLE_CHUNK = 8192,
     /* cuda_layout.h, struct cuda_driver_memory */
     /* measured: 548, of which 10 for products and code and up to 9 lost to rounding */
     CONTEXT_MIB = 576,
@@ -156,15 +152,16 @@ static enum status check_stage(const struct plan *plan, const struct stage *s, s
         return error_set(err, STATUS_UNSUPPORTED,
                          "layer %u %s has no norm in front; the CUDA device wants one", s->layer,
                          stage_kind_name(s->kind));
-    if (s->kind == STAGE_ATTN_IN && (s->attn_in.head_dim > 512 || s->attn_in.head_dim % 2 ||
-                                     s->attn_in.heads % s->attn_in.kv_heads ||
-                                     plan->ropes[s->attn_in.rope].dim > s->attn_in.head_dim))
+    if (s->kind == STAGE_ATTN_IN &&
+        (s->attn_in.head_dim > CUDA_HEAD_DIM_MAX || s->attn_in.head_dim % 2 ||
+         s->attn_in.heads % s->attn_in.kv_heads ||
+         plan->ropes[s->attn_in.rope].dim > s->attn_in.head_dim))
         return error_set(err, STATUS_UNSUPPORTED,
                          "layer %u: head_dim %u, %u heads, %u KV heads, %u rotated; an even "
-                         "head_dim to 512, heads a "
+                         "head_dim to %d, heads a "
                          "multiple of KV heads and no more rotated than head_dim are right",
                          s->layer, s->attn_in.head_dim, s->attn_in.heads, s->attn_in.kv_heads,
-                         plan->ropes[s->attn_in.rope].dim);
+                         plan->ropes[s->attn_in.rope].dim, CUDA_HEAD_DIM_MAX);
     if (s->kind > STAGE_SAMPLE)
         return error_set(err, STATUS_UNSUPPORTED, "stage kind %d is not known", (int)s->kind);
     return STATUS_OK;
@@ -180,7 +177,7 @@ enum status cuda_plan_check(const struct device_options *options, const struct p
         return error_set(err, STATUS_UNSUPPORTED, "the CUDA device computes in BF16 or F16");
     if (!limits->slots_max || !limits->rows_max || !limits->logits_max ||
         limits->logits_max > limits->rows_max || !limits->steps_inflight ||
-        limits->steps_inflight > CUDA_STEPS_MAX || limits->top_logprobs_max > 20 ||
+        limits->steps_inflight > CUDA_STEPS_MAX || limits->top_logprobs_max > CUDA_TOPS_MAX ||
         !limits->context_tokens || limits->context_tokens > plan->context_tokens)
         return error_set(err, STATUS_INVALID,
                          "device limits: %u slots, %u rows, %u logits rows, %u steps in flight, %u "
@@ -189,19 +186,20 @@ enum status cuda_plan_check(const struct device_options *options, const struct p
                          limits->slots_max, limits->rows_max, limits->logits_max,
                          limits->steps_inflight, limits->top_logprobs_max, limits->context_tokens,
                          plan->context_tokens);
-    if (plan->hidden > 49152)
-        return error_set(err, STATUS_UNSUPPORTED, "hidden size %u; at most 49152", plan->hidden);
+    if (plan->hidden > CUDA_HIDDEN_MAX)
+        return error_set(err, STATUS_UNSUPPORTED, "hidden size %u; at most %d", plan->hidden,
+                         CUDA_HIDDEN_MAX);
     for (uint32_t g = 0; g < plan->group_count; g++) {
         const struct plan_kv_group *group = &plan->groups[g];
-        if (group->kind != KV_ATTENTION || group->block_tokens != KV_TOKENS ||
+        if (group->kind != KV_ATTENTION || group->block_tokens != CUDA_KV_TOKENS ||
             group->format == KV_FP8)
             return error_set(
                 err, STATUS_UNSUPPORTED,
                 "KV group %u: the CUDA device keeps 16-bit attention state in blocks of 16 tokens",
                 g);
-        if (!limits->kv_blocks[g] || limits->kv_blocks[g] > INT32_MAX / KV_TOKENS)
+        if (!limits->kv_blocks[g] || limits->kv_blocks[g] > INT32_MAX / CUDA_KV_TOKENS)
             return error_set(err, STATUS_INVALID, "KV group %u has %u blocks; 1 to %d are right", g,
-                             limits->kv_blocks[g], INT32_MAX / KV_TOKENS);
+                             limits->kv_blocks[g], INT32_MAX / CUDA_KV_TOKENS);
     }
     for (uint32_t i = 0; !st && i < plan->stage_count; i++)
         st = check_stage(plan, &plan->stages[i], err);
@@ -352,7 +350,8 @@ static void carve_activations(struct carver *c, const struct device_options *opt
     b->row_map = carve(c, CUDA_ACTIVATIONS, w->rows * 4);
     b->logits = carve(c, CUDA_LOGITS, b->outputs * b->logits_stride * sizeof(float));
     b->work = carve(c, CUDA_LOGITS, b->outputs * b->logits_stride * sizeof(float));
-    b->sample_partials = carve(c, CUDA_LOGITS, (uint64_t)b->outputs * b->chunks * PARTIAL_BYTES);
+    b->sample_partials =
+        carve(c, CUDA_LOGITS, (uint64_t)b->outputs * b->chunks * CUDA_SAMPLE_PARTIAL_BYTES);
     b->sample_counters = carve(c, CUDA_LOGITS, (uint64_t)b->outputs * 4);
 }
 
@@ -365,14 +364,14 @@ static void carve_slots(struct carver *c, const struct plan *plan,
         const struct plan_kv_group *p = &plan->groups[g];
         struct cuda_group *group = &b->groups[g];
         group->blocks = limits->kv_blocks[g];
-        group->block_bytes = (uint64_t)p->kv_heads * 2 * KV_TOKENS * p->head_dim * 2;
+        group->block_bytes = (uint64_t)p->kv_heads * 2 * CUDA_KV_TOKENS * p->head_dim * 2;
         group->layer_bytes = group->blocks * group->block_bytes;
         group->pool = carve(c, CUDA_KV, group->layer_bytes * p->layers);
         group->tables = carve(c, CUDA_SLOTS, slots * b->table_stride * 4);
     }
-    b->params = carve(c, CUDA_SLOTS, slots * SLOT_PARAMS_BYTES);
+    b->params = carve(c, CUDA_SLOTS, slots * CUDA_SLOT_PARAMS_BYTES);
     b->banned = carve(c, CUDA_SLOTS, slots * limits->banned_max * 4);
-    b->biases = carve(c, CUDA_SLOTS, slots * limits->bias_max * 8);
+    b->biases = carve(c, CUDA_SLOTS, slots * limits->bias_max * CUDA_SLOT_BIAS_BYTES);
     b->seen = carve(c, CUDA_SLOTS, slots * b->seen_stride * 2);
     b->last = carve(c, CUDA_SLOTS, slots * CUDA_REFS * 4);
 }
@@ -388,9 +387,10 @@ static uint64_t image_bytes(const struct plan *plan, const struct device_limits 
             group_max =
                 max_u64(group_max, plan->stages[i].attn.heads / plan->stages[i].attn.kv_heads);
     pairs = (uint64_t)b->rows * group_max;
-    return step_bytes(plan, limits) + (uint64_t)b->rows * 16 + (uint64_t)b->outputs * 32 +
-           (uint64_t)limits->slots_max * SLOT_PARAMS_BYTES +
-           (pairs / CUDA_TILE_PAIRS + b->rows) * 20 * 4 + 4096;
+    return step_bytes(plan, limits) + (uint64_t)b->rows * CUDA_ROW_BYTES +
+           (uint64_t)b->outputs * CUDA_OUTPUT_BYTES +
+           (uint64_t)limits->slots_max * CUDA_SLOT_PARAMS_BYTES +
+           (pairs / CUDA_TILE_PAIRS + b->rows) * CUDA_TILE_BYTES * 4 + 4096;
 }
 
 static void carve_flights(struct carver *c, const struct plan *plan,
@@ -434,10 +434,10 @@ void cuda_layout(const struct device_options *options, const struct plan *plan,
     out->glu_stride = pad64(w.glu);
     out->ffn_stride = pad64(w.ffn);
     out->logits_stride = pad64(plan->vocab_rows);
-    out->table_stride = (limits->context_tokens + KV_TOKENS - 1) / KV_TOKENS;
+    out->table_stride = (limits->context_tokens + CUDA_KV_TOKENS - 1) / CUDA_KV_TOKENS;
     out->mask_words = (plan->vocab_rows + 31) / 32;
     out->seen_stride = (plan->vocab_rows + 1) / 2 * 2;
-    out->chunks = (plan->vocab_rows + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK;
+    out->chunks = (plan->vocab_rows + CUDA_SAMPLE_CHUNK - 1) / CUDA_SAMPLE_CHUNK;
     carve_activations(&c, options, plan, limits, &w, out);
     carve_slots(&c, plan, limits, out);
     for (uint32_t i = 0; i < plan->rope_count; i++) {

@@ -32,15 +32,30 @@ struct cuda_region_map {
 enum {
     CUDA_STEPS_MAX = 8,
     CUDA_BUCKETS_MAX = 24,
-    CUDA_SKINNY_ROWS =
-        16, /* steps of at most so many rows run the fused products (where the code is for sm_90) */
-    CUDA_MEDIUM_ROWS = 64, /* the same of the next kind (code for sm_90a) */
-    CUDA_EVEN_PLACES =
-        640, /* pieces of decode attention by equal shares: two for a block, two blocks an SM */
+    /* steps of at most so many rows run the fused products, and those of the next kind (code for sm_90a) */
+    CUDA_SKINNY_ROWS = 16,
+    CUDA_MEDIUM_ROWS = 64,
+    /* pieces of decode attention by equal shares: two for a block, two blocks an SM */
+    CUDA_EVEN_PLACES = 640,
     CUDA_SPLITS_MAX = 32,          /* parts of a sequence in decode attention */
     CUDA_STAGING_BYTES = 16 << 20, /* one of two */
-    CUDA_TILE_PAIRS = 128,         /* rows of a prefill tile (kernels/attention.h) */
+};
+
+/* Numbers of kernels/, whose headers need CUDA's: cuda_compile.c holds each against its own. */
+enum {
+    CUDA_KV_TOKENS = 16,
+    CUDA_HIDDEN_MAX = 49152,
+    CUDA_HEAD_DIM_MAX = 512,
+    CUDA_TOPS_MAX = 20,
     CUDA_REFS = 16,
+    CUDA_TILE_PAIRS = 128, /* rows of a prefill tile */
+    CUDA_TILE_BYTES = 20,
+    CUDA_ROW_BYTES = 16, /* at most: of a row in a step's image */
+    CUDA_OUTPUT_BYTES = 32,
+    CUDA_SLOT_PARAMS_BYTES = 88,
+    CUDA_SLOT_BIAS_BYTES = 8,
+    CUDA_SAMPLE_CHUNK = 8192,
+    CUDA_SAMPLE_PARTIAL_BYTES = 20,
 };
 
 struct cuda_matrix {
@@ -74,8 +89,8 @@ struct cuda_flight { /* of one step in flight */
 };
 
 struct cuda_buffers {
-    uint32_t rows, outputs,
-        decode_rows; /* capacities: of a step, its logits rows, its one-row segments */
+    /* capacities: of a step, its logits rows, its one-row segments */
+    uint32_t rows, outputs, decode_rows;
     uint32_t bucket_count, buckets[CUDA_BUCKETS_MAX];
     uint64_t hidden_stride, qkv_stride, attn_stride, glu_stride, ffn_stride,
         logits_stride; /* elements */
@@ -114,9 +129,8 @@ enum dtype cuda_compute_dtype(const struct device_options *options, const struct
 /* What the driver takes beside our buffers: no interface tells it beforehand, so these are measured figures (an H200, driver
  * 580, CUDA 13.0), rounded up. Seen beside what was really taken in the log's "memory compared". */
 struct cuda_driver_memory {
-    uint64_t
-        context;    /* context, streams, cuBLASLt, the code of our kernels, and rounding to pages */
-    uint64_t later; /* of it, all but the context and its streams */
+    uint64_t context; /* and streams, cuBLASLt, the code of our kernels, rounding to pages */
+    uint64_t later;   /* of it, all but the context and its streams */
     uint64_t graphs;
 };
 struct cuda_driver_memory cuda_driver_memory(const struct device_options *options,
