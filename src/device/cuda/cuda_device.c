@@ -104,7 +104,6 @@ static void finish(struct cuda_device *d, uint32_t index)
 static void *wait_main(void *arg)
 {
     struct cuda_device *d = arg;
-
     int64_t look_ns = clock_mono_ns() + LOOK_NS;
 
     cudaSetDevice(d->options.ordinal);
@@ -145,24 +144,31 @@ static void make_current(const struct cuda_device *d)
         current = d->options.ordinal;
 }
 
+static cudaError_t run_padding(struct cuda_device *d)
+{
+    struct cuda_forward one = {.rows = 1, .decode_rows = 1, .outputs = 1};
+    cudaEvent_t uploaded = d->flights[0].uploaded;
+    cudaError_t e = cudaEventRecord(uploaded, d->upload);
+
+    if (!e) e = cudaStreamWaitEvent(d->ctx.stream, uploaded, 0);
+    if (!e) e = cudaMemsetAsync(d->b.positions, 0xff, d->b.rows * 4ull, d->ctx.stream);
+    for (uint32_t g = 0; !e && g < d->plan->group_count; g++) /* rows of no sequence */
+        e = cudaMemsetAsync(d->b.groups[g].kv_slots, 0xff, d->b.rows * 4ull, d->ctx.stream);
+    if (!e)
+        e = d->graphs[0] ? cudaGraphLaunch(d->graphs[0], d->ctx.stream) : cuda_forward_run(d, &one);
+    return e ? e : cudaStreamSynchronize(d->ctx.stream);
+}
+
 /* The runtime takes some host memory at a thread's first calls; a step of padding alone has all of them. */
 static void begin_thread(struct device *device)
 {
     struct cuda_device *d = of(device);
+    cudaError_t e;
 
     make_current(d);
     cudaStreamQuery(d->ctx.stream);
-    cudaEventRecord(d->flights[0].uploaded, d->upload);
-    cudaStreamWaitEvent(d->ctx.stream, d->flights[0].uploaded, 0);
-    cudaMemsetAsync(d->b.positions, 0xff, d->b.rows * 4ull,
-                    d->ctx.stream); /* rows of no sequence */
-    for (uint32_t g = 0; g < d->plan->group_count; g++)
-        cudaMemsetAsync(d->b.groups[g].kv_slots, 0xff, d->b.rows * 4ull, d->ctx.stream);
-    if (d->graphs[0])
-        cudaGraphLaunch(d->graphs[0], d->ctx.stream);
-    else
-        cuda_forward_run(d, &(struct cuda_forward){.rows = 1, .decode_rows = 1, .outputs = 1});
-    cudaStreamSynchronize(d->ctx.stream);
+    e = run_padding(d);
+    if (e) log_error("a step of padding failed", "cause=\"%s\"", cudaGetErrorString(e));
 }
 
 /* What --inject-fault asks for, as the hardware and the runtime would have it. */
@@ -426,7 +432,7 @@ static enum status start(struct cuda_device *d, struct error *err)
 
 static uint64_t memory_bytes(const struct device *device)
 {
-    return ((const struct cuda_device *)device)->memory_bytes;
+    return of_const(device)->memory_bytes;
 }
 
 enum status device_open_cuda(const struct device_options *options, struct device **out,
