@@ -166,7 +166,6 @@ static cudaError_t medium_body(void *arg, uint32_t i)
     struct medium_job *j = arg;
 
     j->args.weight = &j->weights[i % j->weight_count];
-    j->args.next = &j->weights[(i + 1) % j->weight_count];
     return medium_gemm(j->b->ctx, &j->args);
 }
 
@@ -265,16 +264,16 @@ static void medium_cases(struct kernel_bench *b)
 /* Every cut, where `--only cut...` asks for it: what the rule is made from. */
 static void cut_cases(struct kernel_bench *b)
 {
-    for (size_t i = 0; i < sizeof medium_products / sizeof *medium_products; i++)
-        for (uint32_t n = 0; n < 7 * CLUSTER_MAX * 3; n++) {
-            const struct medium_product *p = &medium_products[i];
-            struct medium_shape shape = {64 + n / 3 / CLUSTER_MAX * 32, n / 3 % CLUSTER_MAX + 1,
-                                         1u << n % 3};
-            uint32_t blocks = (p->N + shape.tile - 1) / shape.tile * shape.splits;
-            if (shape.splits * shape.share <= CLUSTER_MAX && blocks >= 90 &&
-                (blocks <= 140 || shape.splits == 1))
-                medium_case(b, p->what, p->N, p->K, 64, p->epilogue, &shape);
+    for (size_t i = 0; i < sizeof medium_products / sizeof *medium_products; i++) {
+        const struct medium_product *p = &medium_products[i];
+        struct medium_shape shapes[MEDIUM_SHAPES_MAX];
+        uint32_t count = medium_shapes(b->ctx, p->N, p->K, shapes, MEDIUM_SHAPES_MAX);
+        for (uint32_t n = 0; n < count; n++) {
+            uint32_t blocks = (p->N + shapes[n].tile - 1) / shapes[n].tile * shapes[n].splits;
+            if (blocks >= 90 && (blocks <= 140 || shapes[n].splits == 1))
+                medium_case(b, p->what, p->N, p->K, 64, p->epilogue, &shapes[n]);
         }
+    }
 }
 
 /* --- products of the library alone --- */
@@ -413,16 +412,12 @@ static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context,
     if (splits > 32) splits = 32;
     if (splits > (context + 127) / 128) splits = (context + 127) / 128;
     uint64_t partials = (uint64_t)rows * heads * splits;
-    if (partials < EVEN_PLACES * 8) partials = EVEN_PLACES * 8;
     if (cudaMalloc((void **)&partial, partials * (D + 2) * 4 + rows * heads * 4 + 1024)) return;
     if (cudaMalloc((void **)&tables, (uint64_t)(j.sets + 1) * rows * ((context + 15) / 16 + 2) * 4))
         return;
-    j.scratch = (struct decode_scratch){(float *)partial,
-                                        (float *)(partial + partials * D * 4),
-                                        (uint32_t *)(partial + partials * (D + 2) * 4),
-                                        splits,
-                                        rows <= 16,
-                                        EVEN_PLACES};
+    j.scratch =
+        (struct decode_scratch){(float *)partial, (float *)(partial + partials * D * 4),
+                                (uint32_t *)(partial + partials * (D + 2) * 4), splits, rows <= 16};
     cudaMemset(j.scratch.counters, 0, rows * heads * 4);
     if (make_tables(&j, rows, context, tables))
         decode_ways(b, name, &j, 4.0 * rows * context * kv_heads * D);

@@ -17,7 +17,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 # --- stage ---
 
-programs="bin/cuda-bench bin/inferd tests/test_even_share tests/test_medium_gemm tests/test_attention tests/test_decode_chain
+programs="bin/cuda-bench bin/inferd tests/test_medium_gemm tests/test_attention tests/test_decode_chain
     tests/test_sample tests/test_skinny_gemm tests/test_row_ops tests/test_cuda_device"
 
 # Libraries that the other machine may not have: all but the C and C++ ones and CUDA's.
@@ -93,7 +93,6 @@ also() { step "$@" & started+=($!); }
 
 check() {
     local trial
-    also even_share 60 bin/test_even_share
     for trial in 0 67; do also "medium_$trial" 150 env INFERD_TRIAL=$trial bin/test_medium_gemm; done
     for trial in 0 34; do also "attention_$trial" 150 env INFERD_TRIAL=$trial bin/test_attention; done
     also chain 120 bin/test_decode_chain

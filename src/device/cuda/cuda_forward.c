@@ -48,24 +48,12 @@ static bool is_medium(const struct walk *w, const struct cuda_stage *s, uint32_t
            w->d->mediums[s->index].N;
 }
 
-/* Of the stage behind this one, if it is a product of this kind: its weights may come early. */
-static const struct medium_weight *weight_behind(const struct walk *w, uint32_t rows)
-{
-    const struct cuda_stage *s = &w->d->b.stages[w->stage + 1];
-
-    if (w->stage + 1 >= w->d->plan->stage_count || !s->weight.rows) return NULL;
-    return is_medium(w, s, s->plan->kind == STAGE_HEAD ? w->f->outputs : rows)
-               ? &w->d->mediums[s->index]
-               : NULL;
-}
-
 /* x: of the residual stream's width where norm is given: h as norm_before_medium() leaves it. */
 static struct medium_args medium_of(struct walk *w, const struct cuda_stage *s, const void *x,
                                     uint64_t x_stride, const struct plan_norm *norm)
 {
     struct medium_args a = {
         .weight = &w->d->mediums[s->index],
-        .next = weight_behind(w, w->f->rows),
         .M = w->f->rows,
         .x = x,
         .x_stride = x_stride,
@@ -258,7 +246,6 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
         .slots = b->row_slots,
         .tables = b->groups[p->group].tables,
         .table_stride = b->table_stride,
-        .next = weight_behind(w, w->f->rows),
     };
     cudaError_t e = cudaSuccess;
 
@@ -268,17 +255,13 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     struct kernel_context ctx = d->ctx;
     /* Loads on their way to registers take room in L1, and beside a block of a product an SM leaves it little: many rows, which
      * live on what is under way, wait until it is gone. */
-    enum { TRIAL_EVEN_EARLY = 16 }; /* blocks of equal shares: whether that is so for them */
-    if (w->f->decode_rows > CUDA_SKINNY_ROWS && !(ctx.trial & TRIAL_EVEN_EARLY)) ctx.pdl = false;
+    if (w->f->decode_rows > CUDA_SKINNY_ROWS) ctx.pdl = false;
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
-        b->partial,
-        b->partial_ml,
-        (uint32_t *)b->counters,
+        b->partial, b->partial_ml, (uint32_t *)b->counters,
         cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
-        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant,
-        CUDA_EVEN_PLACES};
+        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
     return paged_decode(&ctx, &a, &scratch);
 }
 
