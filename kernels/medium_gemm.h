@@ -44,12 +44,13 @@ static inline uint32_t medium_tiles(const struct medium_weight *w)
     return (w->N + w->shape.tile - 1) / w->shape.tile;
 }
 
+/* The ends that skinny_gemm.h has, with their shapes. */
 enum medium_epilogue {
-    MEDIUM_STORE,    /* y [M, y_stride] T */
-    MEDIUM_LOGITS,   /* y [M, y_stride] f32, times scale, then softcap */
-    MEDIUM_RESIDUAL, /* y [M, y_stride] f32 += sum; and h, sums where next_gain is set */
-    MEDIUM_GLU,      /* rows 2i, 2i+1 of W are gate and up: y [M, y_stride] T = act(gate) * up */
-    MEDIUM_QKV,      /* as SKINNY_QKV; head_dim and rope_dim multiples of 4 */
+    MEDIUM_STORE = SKINNY_STORE,
+    MEDIUM_LOGITS = SKINNY_LOGITS,
+    MEDIUM_RESIDUAL = SKINNY_RESIDUAL, /* and h, sums where next_gain is set */
+    MEDIUM_GLU = SKINNY_GLU,
+    MEDIUM_QKV = SKINNY_QKV, /* head_dim and rope_dim multiples of 4 */
 };
 
 struct medium_args {

@@ -11,6 +11,7 @@
  *          850 us (280 to 322): 0.3 to 0.46 of the run's product rate; latency of ldmatrix and softmax, not a pipe.
  * Source   FlashAttention-2, arXiv 2307.08691. */
 #include "attention.h"
+#include "common/head_dims.cuh"
 #include "common/launch.cuh"
 #include "kv_layout.h"
 #include "prefill_wgmma.h"
@@ -272,23 +273,13 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct attention_
                   tile_shape<D>::BYTES, a, tiles);
 }
 
-template <typename T>
-cudaError_t launch_prefill(const struct kernel_context *ctx, const struct attention_args &a,
-                           const struct prefill_tile *tiles, uint32_t tile_count)
-{
-    switch (a.head_dim) {
-    case 64: return launch_one<T, 64>(ctx, a, tiles, tile_count);
-    case 96: return launch_one<T, 96>(ctx, a, tiles, tile_count);
-    case 128: return launch_one<T, 128>(ctx, a, tiles, tile_count);
-    default: return cudaErrorInvalidValue;
-    }
-}
+using sizes = head_dims<64, 96, 128>;
 
 } // namespace
 
 extern "C" bool prefill_attention_fits(const struct kernel_context *ctx, uint32_t head_dim)
 {
-    return prefill_wgmma_fits(ctx, head_dim) || head_dim == 64 || head_dim == 96 || head_dim == 128;
+    return prefill_wgmma_fits(ctx, head_dim) || sizes::has(head_dim);
 }
 
 extern "C" cudaError_t prefill_attention(const struct kernel_context *ctx,
@@ -297,5 +288,7 @@ extern "C" cudaError_t prefill_attention(const struct kernel_context *ctx,
 {
     if (!tile_count) return cudaSuccess;
     if (prefill_wgmma_fits(ctx, args->head_dim)) return prefill_wgmma(ctx, args, tiles, tile_count);
-    DISPATCH(ctx, launch_prefill<T>(ctx, *args, tiles, tile_count));
+    DISPATCH(ctx, sizes::dispatch(args->head_dim, [&](auto D) {
+                 return launch_one<T, D>(ctx, *args, tiles, tile_count);
+             }));
 }

@@ -18,6 +18,7 @@
  *          TFLOP/s, 0.84. D 256, 16/8 heads, 2,048 behind 2,048: 539 TFLOP/s.
  * Source   FlashAttention-3, arXiv 2407.08608. */
 #include "attention.h"
+#include "common/head_dims.cuh"
 #include "common/launch.cuh"
 #include "common/tensor_map.h"
 #include "common/wgmma.cuh"
@@ -492,30 +493,19 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct attention_
     return launch(ctx, prefill_wgmma_kernel<T, D>, dim3(blocks), dim3(THREADS), S::SHARED, p, map);
 }
 
-template <typename T>
-cudaError_t launch_prefill(const struct kernel_context *ctx, const struct attention_args &a,
-                           const struct prefill_tile *tiles, uint32_t tile_count)
-{
-    switch (a.head_dim) {
-    case 64: return launch_one<T, 64>(ctx, a, tiles, tile_count);
-    case 80: return launch_one<T, 80>(ctx, a, tiles, tile_count);
-    case 96: return launch_one<T, 96>(ctx, a, tiles, tile_count);
-    case 128: return launch_one<T, 128>(ctx, a, tiles, tile_count);
-    case 256: return launch_one<T, 256>(ctx, a, tiles, tile_count);
-    default: return cudaErrorInvalidValue;
-    }
-}
+using sizes = head_dims<64, 80, 96, 128, 256>;
 
 } // namespace
 
 bool prefill_wgmma_fits(const struct kernel_context *ctx, uint32_t head_dim)
 {
-    return ctx->capability == 90 && (head_dim == 64 || head_dim == 80 || head_dim == 96 ||
-                                     head_dim == 128 || head_dim == 256);
+    return ctx->capability == 90 && sizes::has(head_dim);
 }
 
 cudaError_t prefill_wgmma(const struct kernel_context *ctx, const struct attention_args *args,
                           const struct prefill_tile *tiles, uint32_t tile_count)
 {
-    DISPATCH(ctx, launch_prefill<T>(ctx, *args, tiles, tile_count));
+    DISPATCH(ctx, sizes::dispatch(args->head_dim, [&](auto D) {
+                 return launch_one<T, D>(ctx, *args, tiles, tile_count);
+             }));
 }

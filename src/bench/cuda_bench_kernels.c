@@ -9,12 +9,13 @@
 #include "bandwidth.h"
 #include "bench/cuda_bench_parts.h"
 #include "device/cuda/cuda_gemm.h"
+#include "device/cuda/cuda_layout.h"
 #include "kv_layout.h"
 #include "medium_gemm.h"
 #include "sample.h"
 #include "skinny_gemm.h"
 
-enum { COLD_BYTES = 512 << 20, ITEMS_MAX = 64, EVEN_PLACES = 640 };
+enum { COLD_BYTES = 512 << 20, ITEMS_MAX = 64 };
 
 struct kernel_bench {
     struct kernel_context *ctx;
@@ -47,261 +48,273 @@ static void report(const struct kernel_bench *b, const char *name, double us, do
     fprintf(stderr, "\n");
 }
 
-/* --- skinny products --- */
-
-struct skinny_job {
-    struct kernel_bench *b;
-    struct skinny_weight weights[ITEMS_MAX];
-    uint32_t weight_count;
-    struct skinny_args args;
-};
-
-static cudaError_t skinny_body(void *arg, uint32_t i)
+static bool wanted(const struct kernel_bench *b, const char *name)
 {
-    struct skinny_job *j = arg;
-
-    j->args.weight = &j->weights[i % j->weight_count];
-    return skinny_gemm(j->b->ctx, &j->args);
+    return !b->o->only || strstr(name, b->o->only);
 }
 
-static void skinny_case(struct kernel_bench *b, const char *what, uint32_t N, uint32_t K,
-                        uint32_t M, bool norm, enum skinny_epilogue epilogue)
-{
-    static struct skinny_job j;
-    uint64_t bytes = 2ull * N * K;
-    char name[80];
-
-    snprintf(name, sizeof name, "skinny %s %ux%u M %u", what, N, K, M);
-    if ((b->o->only && !strstr(name, b->o->only)) || !skinny_gemm_fits(b->ctx, M, K, norm)) return;
-    j = (struct skinny_job){.b = b};
-    j.weight_count = (uint32_t)(COLD_BYTES / bytes) + 1;
-    if (j.weight_count > ITEMS_MAX) j.weight_count = ITEMS_MAX;
-    for (uint32_t i = 0; i < j.weight_count; i++)
-        skinny_weight_init(&j.weights[i], b->pool + i * bytes, N, K, b->ctx->type);
-    j.args = (struct skinny_args){.M = M,
-                                  .x = b->small,
-                                  .x_stride = K,
-                                  .x_cols = K,
-                                  .norm_gain = norm ? (float *)(b->small + (64 << 20)) : NULL,
-                                  .norm_eps = 1e-5f,
-                                  .epilogue = epilogue,
-                                  .scale = 1,
-                                  .y = b->small + (128 << 20),
-                                  .y_stride = N};
-    report(b, name,
-           bench_graph_us(b->ctx, skinny_body, &j, j.weight_count < 16 ? 16 : j.weight_count),
-           (double)bytes, 0);
-}
-
-static void skinny_cases(struct kernel_bench *b)
-{
-    static const uint32_t Ms[] = {1, 4, 8, 16};
-
-    for (size_t i = 0; i < sizeof Ms / sizeof *Ms; i++) {
-        skinny_case(b, "8B qkv", 6144, 4096, Ms[i], true, SKINNY_STORE);
-        skinny_case(b, "8B o", 4096, 4096, Ms[i], false, SKINNY_RESIDUAL);
-        skinny_case(b, "8B gate_up", 28672, 4096, Ms[i], true, SKINNY_GLU);
-        skinny_case(b, "8B down", 4096, 14336, Ms[i], false, SKINNY_RESIDUAL);
-        skinny_case(b, "8B head", 128256, 4096, Ms[i], true, SKINNY_LOGITS);
-        if (Ms[i] == 4) continue;
-        skinny_case(b, "135M qkv", 960, 576, Ms[i], true, SKINNY_STORE);
-        skinny_case(b, "135M o", 576, 576, Ms[i], false, SKINNY_RESIDUAL);
-        skinny_case(b, "135M gate_up", 3072, 576, Ms[i], true, SKINNY_GLU);
-        skinny_case(b, "135M down", 576, 1536, Ms[i], false, SKINNY_RESIDUAL);
-        skinny_case(b, "135M head", 49152, 576, Ms[i], true, SKINNY_LOGITS);
-        skinny_case(b, "33B gate_up", 38400, 7168, Ms[i], true, SKINNY_GLU);
-        skinny_case(b, "33B down", 7168, 19200, Ms[i], false, SKINNY_RESIDUAL);
-    }
-}
-
-/* --- products of the library --- */
-
-struct library_job {
-    struct kernel_bench *b;
-    struct cuda_gemm *gemm;
-    uint32_t id, M, weight_count;
-    uint64_t bytes; /* of a weight */
-};
-
-static cudaError_t library_body(void *arg, uint32_t i)
-{
-    struct library_job *j = arg;
-
-    return cuda_gemm_run(j->gemm, j->id, j->b->pool + i % j->weight_count * j->bytes, j->b->small,
-                         j->M, j->b->small + (128 << 20), 1, j->b->ctx->stream);
-}
-
-/* `shape` of the library for the weights in the pool; false: it has none, which is printed. End with cuda_gemm_close(j->gemm). */
-static bool open_library(struct kernel_bench *b, struct library_job *j, uint32_t N, uint32_t K,
-                         uint32_t M)
-{
-    struct cuda_gemm_shape shape = {N, K, K, N, false};
-    enum dtype type = b->ctx->type == KERNEL_BF16 ? DTYPE_BF16 : DTYPE_F16;
-    const void *weights[8];
-    struct error err;
-
-    *j = (struct library_job){.b = b, .M = M, .bytes = 2ull * N * K};
-    j->weight_count = (uint32_t)(COLD_BYTES / j->bytes) + 1;
-    for (uint32_t i = 0; i < 8; i++)
-        weights[i] = b->pool + i % j->weight_count * j->bytes;
-    if (!cuda_gemm_open(type, b->small + (256 << 20), 64u << 20, NULL, &j->gemm, &err) &&
-        !cuda_gemm_prepare(j->gemm, &shape, weights, 8, b->small, b->small + (128 << 20), M, false,
-                           b->ctx->stream, &j->id, &err))
-        return true;
-    fprintf(stderr, "library %ux%u M %u: %s\n", N, K, M, err.message);
-    return false;
-}
-
-/* --- products of up to 64 rows --- */
-
-struct medium_job {
-    struct kernel_bench *b;
-    struct medium_weight weights[ITEMS_MAX];
-    uint32_t weight_count;
-    struct medium_args args;
-};
-
-static cudaError_t medium_body(void *arg, uint32_t i)
-{
-    struct medium_job *j = arg;
-
-    j->args.weight = &j->weights[i % j->weight_count];
-    return medium_gemm(j->b->ctx, &j->args);
-}
-
-/* With each set of trials and, of the same shape but without what is folded into its ends, as the library does it, in turns. */
-static void medium_ways(struct kernel_bench *b, const char *name, struct medium_job *j, uint32_t N,
-                        uint32_t K)
+/* With each set of trials and, where there is one, beside a peer's way, in turns. */
+static void report_ways(const struct kernel_bench *b, const char *name, struct bench_way way,
+                        const struct bench_way *peer, const char *peer_name, uint32_t items,
+                        double bytes)
 {
     struct bench_way ways[BENCH_WAYS_MAX];
     uint32_t trials[BENCH_WAYS_MAX], count = bench_numbers(b->o->trials, trials);
-    struct library_job library;
     char full[120];
 
     if (count == BENCH_WAYS_MAX) count--;
     for (uint32_t i = 0; i < count; i++)
-        ways[i] = (struct bench_way){medium_body, j, trials[i], -1};
-    bool peer = open_library(b, &library, N, K, j->args.M);
-    ways[count] = (struct bench_way){library_body, &library, 0, -1};
-    if (!bench_ways_us(b->ctx, ways, count + peer, j->weight_count < 16 ? 16 : j->weight_count))
+        ways[i] = (struct bench_way){way.body, way.arg, trials[i], -1};
+    if (peer) ways[count] = *peer;
+    if (!bench_ways_us(b->ctx, ways, count + (peer != NULL), items))
         exit(1); /* the error is printed; after it no launch works */
     for (uint32_t i = 0; i < count; i++) {
         snprintf(full, sizeof full, "%s trial %u", name, trials[i]);
-        report(b, count > 1 ? full : name, ways[i].us, 2.0 * N * K, 0);
+        report(b, count > 1 ? full : name, ways[i].us, bytes, 0);
     }
-    snprintf(full, sizeof full, "%s, cuBLASLt", name);
-    if (peer) report(b, full, ways[count].us, 2.0 * N * K, 0);
-    cuda_gemm_close(library.gemm);
+    snprintf(full, sizeof full, "%s, %s", name, peer_name);
+    if (peer) report(b, full, ways[count].us, bytes, 0);
 }
 
-/* shape: NULL: the one that the rule picks, beside the library. */
-static void medium_case(struct kernel_bench *b, const char *what, uint32_t N, uint32_t K,
-                        uint32_t M, enum medium_epilogue epilogue, const struct medium_shape *shape)
-{
-    static struct medium_job j;
-    uint64_t bytes = 2ull * N * K;
-    struct medium_shape is;
-    char name[96];
+/* --- products --- */
 
-    if (shape)
-        is = *shape;
-    else if (!medium_shapes(b->ctx, N, K, &is, 1))
-        return;
-    snprintf(name, sizeof name, "%s %s %ux%u M %u, %u/%u/%u", shape ? "cut" : "medium", what, N, K,
-             M, is.tile, is.splits, is.share);
-    if ((b->o->only && !strstr(name, b->o->only)) || !medium_gemm_fits(b->ctx, M, N, K)) return;
-    j = (struct medium_job){.b = b};
-    j.weight_count = (uint32_t)(COLD_BYTES / bytes) + 1;
-    if (j.weight_count > ITEMS_MAX) j.weight_count = ITEMS_MAX;
-    for (uint32_t i = 0; i < j.weight_count; i++)
-        if (medium_weight_init(&j.weights[i], b->ctx, b->pool + i * bytes, N, K, &is)) return;
-    j.args = (struct medium_args){.M = M,
-                                  .x = b->small,
-                                  .x_stride = K,
-                                  .epilogue = epilogue,
-                                  .scale = 1,
-                                  .y = b->small + (128 << 20),
-                                  .y_stride = epilogue == MEDIUM_GLU ? N / 2 : N};
-    if (epilogue != MEDIUM_RESIDUAL) {
-        j.args.norm_sums = (float *)(b->small + (64 << 20));
-        j.args.norm_tiles = 32, j.args.norm_cols = K;
-    } else {
-        j.args.next_gain = (float *)(b->small + (64 << 20)), j.args.h = b->small + (192 << 20);
-        j.args.h_stride = N, j.args.sums = (float *)(b->small + (224 << 20));
-    }
-    if (shape)
-        report(b, name,
-               bench_graph_us(b->ctx, medium_body, &j, j.weight_count < 16 ? 16 : j.weight_count),
-               (double)bytes, 0);
-    else
-        medium_ways(b, name, &j, N, K);
-}
-
-static const struct medium_product {
+static const struct product {
     const char *what;
     uint32_t N, K;
-    enum medium_epilogue epilogue;
-} medium_products[] = {
-    {"8B qkv", 6144, 4096, MEDIUM_STORE},     {"8B o", 4096, 4096, MEDIUM_RESIDUAL},
-    {"8B gate_up", 28672, 4096, MEDIUM_GLU},  {"8B down", 4096, 14336, MEDIUM_RESIDUAL},
-    {"8B head", 128256, 4096, MEDIUM_LOGITS}, {"7B qkv", 4608, 3584, MEDIUM_STORE},
-    {"7B gate_up", 37888, 3584, MEDIUM_GLU},  {"7B down", 3584, 18944, MEDIUM_RESIDUAL},
-    {"33B gate_up", 38400, 7168, MEDIUM_GLU}, {"33B down", 7168, 19200, MEDIUM_RESIDUAL},
-    {"135M qkv", 960, 576, MEDIUM_STORE},     {"135M o", 576, 576, MEDIUM_RESIDUAL},
-    {"135M gate_up", 3072, 576, MEDIUM_GLU},  {"135M down", 576, 1536, MEDIUM_RESIDUAL},
-    {"135M head", 49152, 576, MEDIUM_LOGITS},
+    enum skinny_epilogue end; /* in front of all but SKINNY_RESIDUAL stands a norm */
+} products[] = {
+    {"8B qkv", 6144, 4096, SKINNY_STORE},     {"8B o", 4096, 4096, SKINNY_RESIDUAL},
+    {"8B gate_up", 28672, 4096, SKINNY_GLU},  {"8B down", 4096, 14336, SKINNY_RESIDUAL},
+    {"8B head", 128256, 4096, SKINNY_LOGITS}, {"7B qkv", 4608, 3584, SKINNY_STORE},
+    {"7B gate_up", 37888, 3584, SKINNY_GLU},  {"7B down", 3584, 18944, SKINNY_RESIDUAL},
+    {"33B gate_up", 38400, 7168, SKINNY_GLU}, {"33B down", 7168, 19200, SKINNY_RESIDUAL},
+    {"135M qkv", 960, 576, SKINNY_STORE},     {"135M o", 576, 576, SKINNY_RESIDUAL},
+    {"135M gate_up", 3072, 576, SKINNY_GLU},  {"135M down", 576, 1536, SKINNY_RESIDUAL},
+    {"135M head", 49152, 576, SKINNY_LOGITS},
+};
+enum { PRODUCTS = sizeof products / sizeof *products, LIBRARY_PRODUCTS = 4 };
+
+/* One of them for M rows, over so many weights that none is in L2 when its turn comes again. */
+struct product_job {
+    struct kernel_bench *b;
+    const struct product *p;
+    uint32_t M, weight_count;
+    uint64_t weight_bytes;
+    union {
+        struct skinny_weight skinny[ITEMS_MAX];
+        struct medium_weight medium[ITEMS_MAX];
+    } weights;
+    union {
+        struct skinny_args skinny;
+        struct medium_args medium;
+    } args;
+    struct cuda_gemm *gemm; /* of the library, beside either */
+    uint32_t gemm_id;
 };
 
-static void medium_cases(struct kernel_bench *b)
+static void begin_product(struct product_job *j, struct kernel_bench *b, const struct product *p,
+                          uint32_t M)
 {
-    for (size_t i = 0; i < sizeof medium_products / sizeof *medium_products; i++) {
-        const struct medium_product *p = &medium_products[i];
-        for (uint32_t M = 16; M <= 64; M *= 2)
-            medium_case(b, p->what, p->N, p->K, M, p->epilogue, NULL);
+    *j = (struct product_job){.b = b, .p = p, .M = M, .weight_bytes = 2ull * p->N * p->K};
+    j->weight_count = (uint32_t)(COLD_BYTES / j->weight_bytes) + 1;
+    if (j->weight_count > ITEMS_MAX) j->weight_count = ITEMS_MAX;
+}
+
+static const char *weight_at(const struct product_job *j, uint32_t i)
+{
+    return j->b->pool + i % j->weight_count * j->weight_bytes;
+}
+
+static uint32_t items_of(const struct product_job *j)
+{
+    return j->weight_count < 16 ? 16 : j->weight_count;
+}
+
+/* Of y: a gated product has half as many columns as its weight has rows. */
+static uint64_t stride_of(const struct product *p)
+{
+    return p->end == SKINNY_GLU ? p->N / 2 : p->N;
+}
+
+static cudaError_t skinny_body(void *arg, uint32_t i)
+{
+    struct product_job *j = arg;
+
+    j->args.skinny.weight = &j->weights.skinny[i % j->weight_count];
+    return skinny_gemm(j->b->ctx, &j->args.skinny);
+}
+
+static void skinny_case(struct kernel_bench *b, const struct product *p, uint32_t M)
+{
+    bool norm = p->end != SKINNY_RESIDUAL;
+    struct product_job j;
+    char name[80];
+
+    snprintf(name, sizeof name, "skinny %s %ux%u M %u", p->what, p->N, p->K, M);
+    if (!wanted(b, name) || !skinny_gemm_fits(b->ctx, M, p->K, norm)) return;
+    begin_product(&j, b, p, M);
+    for (uint32_t i = 0; i < j.weight_count; i++)
+        if (skinny_weight_init(&j.weights.skinny[i], weight_at(&j, i), p->N, p->K, b->ctx->type))
+            return;
+    j.args.skinny =
+        (struct skinny_args){.M = M,
+                             .x = b->small,
+                             .x_stride = p->K,
+                             .x_cols = p->K,
+                             .norm_gain = norm ? (float *)(b->small + (64 << 20)) : NULL,
+                             .norm_eps = 1e-5f,
+                             .epilogue = p->end,
+                             .scale = 1,
+                             .y = b->small + (128 << 20),
+                             .y_stride = stride_of(p)};
+    report(b, name, bench_graph_us(b->ctx, skinny_body, &j, items_of(&j)), (double)j.weight_bytes,
+           0);
+}
+
+static cudaError_t library_body(void *arg, uint32_t i)
+{
+    struct product_job *j = arg;
+
+    return cuda_gemm_run(j->gemm, j->gemm_id, weight_at(j, i), j->b->small, j->M,
+                         j->b->small + (128 << 20), 1, j->b->ctx->stream);
+}
+
+/* False: the library has no such product, which is printed. End with cuda_gemm_close(j->gemm). */
+static bool open_library(struct product_job *j)
+{
+    struct kernel_bench *b = j->b;
+    struct cuda_gemm_shape shape = {j->p->N, j->p->K, j->p->K, j->p->N, false};
+    enum dtype type = b->ctx->type == KERNEL_BF16 ? DTYPE_BF16 : DTYPE_F16;
+    const void *weights[8];
+    struct error err;
+
+    for (uint32_t i = 0; i < 8; i++)
+        weights[i] = weight_at(j, i);
+    if (!cuda_gemm_open(type, b->small + (256 << 20), 64u << 20, NULL, &j->gemm, &err) &&
+        !cuda_gemm_prepare(j->gemm, &shape, weights, 8, b->small, b->small + (128 << 20), j->M,
+                           false, b->ctx->stream, &j->gemm_id, &err))
+        return true;
+    fprintf(stderr, "library %ux%u M %u: %s\n", j->p->N, j->p->K, j->M, err.message);
+    return false;
+}
+
+static void library_case(struct kernel_bench *b, const struct product *p, uint32_t M)
+{
+    struct product_job j;
+    char name[80];
+
+    snprintf(name, sizeof name, "library %s %ux%u M %u", p->what, p->N, p->K, M);
+    if (!wanted(b, name)) return;
+    begin_product(&j, b, p, M);
+    if (open_library(&j))
+        report(b, name, bench_graph_us(b->ctx, library_body, &j, items_of(&j)),
+               (double)j.weight_bytes, 2.0 * p->N * p->K * M);
+    cuda_gemm_close(j.gemm);
+}
+
+static cudaError_t medium_body(void *arg, uint32_t i)
+{
+    struct product_job *j = arg;
+
+    j->args.medium.weight = &j->weights.medium[i % j->weight_count];
+    return medium_gemm(j->b->ctx, &j->args.medium);
+}
+
+static bool open_medium(struct product_job *j, const struct medium_shape *cut)
+{
+    const struct product *p = j->p;
+    struct kernel_bench *b = j->b;
+    struct medium_args a = {.M = j->M,
+                            .x = b->small,
+                            .x_stride = p->K,
+                            .epilogue = (enum medium_epilogue)p->end,
+                            .scale = 1,
+                            .y = b->small + (128 << 20),
+                            .y_stride = stride_of(p)};
+    float *gain_or_sums = (float *)(b->small + (64 << 20));
+
+    for (uint32_t i = 0; i < j->weight_count; i++)
+        if (medium_weight_init(&j->weights.medium[i], b->ctx, weight_at(j, i), p->N, p->K, cut))
+            return false;
+    if (p->end == SKINNY_RESIDUAL) {
+        a.next_gain = gain_or_sums, a.sums = (float *)(b->small + (224 << 20));
+        a.h = b->small + (192 << 20), a.h_stride = p->N;
+    } else {
+        a.norm_sums = gain_or_sums, a.norm_tiles = 32, a.norm_cols = p->K;
     }
+    j->args.medium = a;
+    return true;
+}
+
+/* False: it does not fit, or is not asked for. */
+static bool begin_medium(struct product_job *j, struct kernel_bench *b, const char *name,
+                         const struct product *p, uint32_t M, const struct medium_shape *cut)
+{
+    if (!wanted(b, name) || !medium_gemm_fits(b->ctx, M, p->N, p->K)) return false;
+    begin_product(j, b, p, M);
+    return open_medium(j, cut);
+}
+
+/* As the rule cuts it, beside the library's product of that shape without what is folded into these ends. */
+static void medium_case(struct kernel_bench *b, const struct product *p, uint32_t M)
+{
+    struct medium_shape cut;
+    struct product_job j;
+    char name[96];
+
+    if (!medium_shapes(b->ctx, p->N, p->K, &cut, 1)) return;
+    snprintf(name, sizeof name, "medium %s %ux%u M %u, %u/%u/%u", p->what, p->N, p->K, M, cut.tile,
+             cut.splits, cut.share);
+    if (!begin_medium(&j, b, name, p, M, &cut)) return;
+    struct bench_way library = {library_body, &j, 0, -1};
+    report_ways(b, name, (struct bench_way){medium_body, &j, 0, -1},
+                open_library(&j) ? &library : NULL, "cuBLASLt", items_of(&j),
+                (double)j.weight_bytes);
+    cuda_gemm_close(j.gemm);
+}
+
+static void cut_case(struct kernel_bench *b, const struct product *p,
+                     const struct medium_shape *cut)
+{
+    struct product_job j;
+    char name[96];
+
+    snprintf(name, sizeof name, "cut %s %ux%u M %d, %u/%u/%u", p->what, p->N, p->K, MEDIUM_ROWS_MAX,
+             cut->tile, cut->splits, cut->share);
+    if (begin_medium(&j, b, name, p, MEDIUM_ROWS_MAX, cut))
+        report(b, name, bench_graph_us(b->ctx, medium_body, &j, items_of(&j)),
+               (double)j.weight_bytes, 0);
 }
 
 /* Every cut, where `--only cut...` asks for it: what the rule is made from. */
 static void cut_cases(struct kernel_bench *b)
 {
-    for (size_t i = 0; i < sizeof medium_products / sizeof *medium_products; i++) {
-        const struct medium_product *p = &medium_products[i];
-        struct medium_shape shapes[MEDIUM_SHAPES_MAX];
-        uint32_t count = medium_shapes(b->ctx, p->N, p->K, shapes, MEDIUM_SHAPES_MAX);
-        for (uint32_t n = 0; n < count; n++) {
-            uint32_t blocks = (p->N + shapes[n].tile - 1) / shapes[n].tile * shapes[n].splits;
-            if (blocks >= 90 && (blocks <= 140 || shapes[n].splits == 1))
-                medium_case(b, p->what, p->N, p->K, 64, p->epilogue, &shapes[n]);
+    struct medium_shape cuts[MEDIUM_SHAPES_MAX];
+
+    for (const struct product *p = products; p < products + PRODUCTS; p++) {
+        uint32_t count = medium_shapes(b->ctx, p->N, p->K, cuts, MEDIUM_SHAPES_MAX);
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t blocks = (p->N + cuts[i].tile - 1) / cuts[i].tile * cuts[i].splits;
+            if (blocks >= 90 && (blocks <= 140 || cuts[i].splits == 1)) cut_case(b, p, &cuts[i]);
         }
     }
 }
 
-/* --- products of the library alone --- */
-
-static void library_case(struct kernel_bench *b, const char *what, uint32_t N, uint32_t K,
-                         uint32_t M)
+static void product_cases(struct kernel_bench *b)
 {
-    struct library_job j;
-    char name[80];
+    static const struct {
+        void (*run)(struct kernel_bench *b, const struct product *p, uint32_t M);
+        uint32_t products; /* the first so many */
+        uint32_t Ms[4];
+    } kinds[] = {{skinny_case, PRODUCTS, {1, 4, 8, 16}},
+                 {medium_case, PRODUCTS, {16, 32, 64}},
+                 {library_case, LIBRARY_PRODUCTS, {32, 64, 256, 2048}}};
 
-    snprintf(name, sizeof name, "library %s %ux%u M %u", what, N, K, M);
-    if (b->o->only && !strstr(name, b->o->only)) return;
-    if (open_library(b, &j, N, K, M))
-        report(b, name, bench_graph_us(b->ctx, library_body, &j, j.weight_count), (double)j.bytes,
-               2.0 * N * K * M);
-    cuda_gemm_close(j.gemm);
-}
-
-static void library_cases(struct kernel_bench *b)
-{
-    static const uint32_t Ms[] = {32, 64, 256, 2048};
-
-    for (size_t i = 0; i < sizeof Ms / sizeof *Ms; i++) {
-        library_case(b, "8B qkv", 6144, 4096, Ms[i]);
-        library_case(b, "8B o", 4096, 4096, Ms[i]);
-        library_case(b, "8B gate_up", 28672, 4096, Ms[i]);
-        library_case(b, "8B down", 4096, 14336, Ms[i]);
-    }
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (uint32_t i = 0; i < kinds[k].products; i++)
+            for (int m = 0; m < 4 && kinds[k].Ms[m]; m++)
+                kinds[k].run(b, &products[i], kinds[k].Ms[m]);
+    if (b->o->only && !strncmp(b->o->only, "cut", 3)) cut_cases(b);
 }
 
 /* --- attention --- */
@@ -378,20 +391,23 @@ static struct attention_args attention_of(const struct kernel_bench *b, uint32_t
                                        b->pool_bytes / (kv_block_elements(kv_heads, D) * 2)};
 }
 
-static void decode_ways(struct kernel_bench *b, const char *name, struct attention_job *j,
-                        double bytes)
+/* Scratch as a device with such a context would have it. NULL: no memory. */
+static char *make_scratch(struct attention_job *j, uint32_t rows, uint32_t context)
 {
-    struct bench_way ways[BENCH_WAYS_MAX];
-    uint32_t trials[BENCH_WAYS_MAX], count = bench_numbers(b->o->trials, trials);
-    char full[120];
+    const struct attention_args *a = &j->args;
+    struct device_options options = {0};
+    struct device_limits limits = {.context_tokens = context};
+    uint32_t splits = cuda_decode_splits(&options, &limits, rows, a->kv_heads);
+    uint64_t partials = (uint64_t)rows * a->heads * splits, counters = (uint64_t)rows * a->heads;
+    char *at;
 
-    for (uint32_t i = 0; i < count; i++)
-        ways[i] = (struct bench_way){decode_body, j, trials[i], -1};
-    if (!bench_ways_us(b->ctx, ways, count, j->sets < 8 ? 8 : j->sets)) exit(1);
-    for (uint32_t i = 0; i < count; i++) {
-        snprintf(full, sizeof full, "%s trial %u", name, trials[i]);
-        report(b, count > 1 ? full : name, ways[i].us, bytes, 0);
-    }
+    if (cudaMalloc((void **)&at, partials * (a->head_dim + 2) * 4 + counters * 4 + 1024))
+        return NULL;
+    j->scratch = (struct decode_scratch){(float *)at, (float *)(at + partials * a->head_dim * 4),
+                                         (uint32_t *)(at + partials * (a->head_dim + 2) * 4),
+                                         splits, rows <= CUDA_SKINNY_ROWS};
+    cudaMemset(j->scratch.counters, 0, counters * 4);
+    return at;
 }
 
 static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context, uint32_t heads,
@@ -399,29 +415,24 @@ static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context,
 {
     struct attention_job j = {.b = b, .args = attention_of(b, rows, heads, kv_heads, D)};
     uint64_t set = (uint64_t)rows * ((context + 15) / 16) * kv_block_elements(kv_heads, D) * 2;
-    uint32_t splits = rows <= 16 ? 32 : (2048 + rows * kv_heads - 1) / (rows * kv_heads);
-    char name[80];
-    char *partial, *tables;
+    char name[80], *scratch, *tables = NULL;
 
     snprintf(name, sizeof name, "decode %ux%u heads %u/%u d %u", rows, context, heads, kv_heads, D);
-    if (b->o->only && !strstr(name, b->o->only)) return;
+    if (!wanted(b, name)) return;
     j.sets = (uint32_t)(2 * COLD_BYTES / set) + 1;
     if (j.sets > ITEMS_MAX) j.sets = ITEMS_MAX;
     while (j.sets > 1 && j.sets * set > b->pool_bytes)
         j.sets--;
-    if (splits > 32) splits = 32;
-    if (splits > (context + 127) / 128) splits = (context + 127) / 128;
-    uint64_t partials = (uint64_t)rows * heads * splits;
-    if (cudaMalloc((void **)&partial, partials * (D + 2) * 4 + rows * heads * 4 + 1024)) return;
-    if (cudaMalloc((void **)&tables, (uint64_t)(j.sets + 1) * rows * ((context + 15) / 16 + 2) * 4))
-        return;
-    j.scratch =
-        (struct decode_scratch){(float *)partial, (float *)(partial + partials * D * 4),
-                                (uint32_t *)(partial + partials * (D + 2) * 4), splits, rows <= 16};
-    cudaMemset(j.scratch.counters, 0, rows * heads * 4);
-    if (make_tables(&j, rows, context, tables))
-        decode_ways(b, name, &j, 4.0 * rows * context * kv_heads * D);
-    cudaFree(partial), cudaFree(tables);
+    scratch = make_scratch(&j, rows, context);
+    if (scratch &&
+        !cudaMalloc((void **)&tables,
+                    (uint64_t)(j.sets + 1) * rows * ((context + 15) / 16 + 2) * 4) &&
+        make_tables(&j, rows, context, tables))
+        report_ways(b, name, (struct bench_way){decode_body, &j, 0, -1}, NULL, "",
+                    j.sets < 8 ? 8 : j.sets, 4.0 * rows * context * kv_heads * D);
+    else
+        fprintf(stderr, "%s: no memory\n", name);
+    cudaFree(scratch), cudaFree(tables);
 }
 
 static void prefill_case(struct kernel_bench *b, uint32_t rows, uint32_t past, uint32_t heads,
@@ -434,7 +445,7 @@ static void prefill_case(struct kernel_bench *b, uint32_t rows, uint32_t past, u
     char name[80], *tables;
 
     snprintf(name, sizeof name, "prefill %u+%u heads %u/%u d %u", past, rows, heads, kv_heads, D);
-    if (!host || (b->o->only && !strstr(name, b->o->only))) {
+    if (!host || !wanted(b, name)) {
         free(host);
         return;
     }
@@ -451,6 +462,28 @@ static void prefill_case(struct kernel_bench *b, uint32_t rows, uint32_t past, u
         cudaFree(tables), cudaFree(j.tiles);
     }
     free(host);
+}
+
+static void attention_cases(struct kernel_bench *b)
+{
+    static const struct {
+        uint32_t rows, context, heads, kv_heads, D;
+    } decodes[] = {{1, 1024, 32, 8, 128},  {1, 2048, 32, 8, 128},  {1, 8192, 32, 8, 128},
+                   {1, 32768, 32, 8, 128}, {8, 2048, 32, 8, 128},  {16, 1024, 32, 8, 128},
+                   {64, 1024, 32, 8, 128}, {64, 2048, 32, 8, 128}, {64, 4096, 32, 8, 128},
+                   {64, 8192, 32, 8, 128}, {1, 1024, 9, 3, 64},    {1, 8192, 28, 4, 128}};
+    static const struct {
+        uint32_t rows, past, heads, kv_heads, D;
+    } prefills[] = {{512, 0, 32, 8, 128},     {1024, 0, 32, 8, 128}, {2048, 0, 32, 8, 128},
+                    {2048, 6144, 32, 8, 128}, {8192, 0, 32, 8, 128}, {16384, 0, 32, 8, 128},
+                    {2048, 0, 28, 4, 128},    {2048, 0, 9, 3, 64},   {2048, 2048, 16, 8, 256}};
+
+    for (size_t i = 0; i < sizeof decodes / sizeof *decodes; i++)
+        decode_case(b, decodes[i].rows, decodes[i].context, decodes[i].heads, decodes[i].kv_heads,
+                    decodes[i].D);
+    for (size_t i = 0; i < sizeof prefills / sizeof *prefills; i++)
+        prefill_case(b, prefills[i].rows, prefills[i].past, prefills[i].heads, prefills[i].kv_heads,
+                     prefills[i].D);
 }
 
 /* --- sampling --- */
@@ -475,11 +508,11 @@ static void sample_case(struct kernel_bench *b, const char *what, uint32_t V, ui
     struct sample_row *in = calloc(rows, sizeof *in);
     struct slot_params *slots = calloc(rows, sizeof *slots);
     float *logits = malloc((size_t)rows * V * sizeof *logits);
-    uint32_t chunks = (V + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK, state = 5;
+    uint32_t state = 5;
     char name[80], *at = b->small;
 
     snprintf(name, sizeof name, "sample %s V %u rows %u", what, V, rows);
-    if (in && slots && logits && !(b->o->only && !strstr(name, b->o->only))) {
+    if (in && slots && logits && wanted(b, name)) {
         for (size_t i = 0; i < (size_t)rows * V; i++) {
             float sum = 0; /* about normal, sigma 2.5, as heads give */
             for (int k = 0; k < 4; k++)
@@ -512,10 +545,25 @@ static void sample_case(struct kernel_bench *b, const char *what, uint32_t V, ui
                                       .out = (struct sample_output *)(more + (6 << 20)),
                                       .tops = (struct sample_top *)(more + (7 << 20)),
                                       .top_stride = SAMPLE_TOPS_MAX};
-        (void)chunks;
         report(b, name, bench_graph_us(b->ctx, sample_body, &j, 8), 0, 0);
     }
     free(in), free(slots), free(logits);
+}
+
+static void sample_cases(struct kernel_bench *b)
+{
+    struct slot_params greedy = {.top_p = 1, .min_p_log = -INFINITY, .repetition_penalty = 1};
+    struct slot_params plain = greedy, full = greedy, nucleus;
+
+    plain.temperature = 1;
+    full.temperature = 0.8f, full.top_p = 0.95f, full.top_k = 50, full.seed = 7;
+    nucleus = full, nucleus.top_k = 0;
+    for (uint32_t rows = 1; rows <= 256; rows *= rows == 1 ? 64 : 4) {
+        sample_case(b, "greedy", 128256, rows, greedy);
+        sample_case(b, "temperature", 128256, rows, plain);
+        sample_case(b, "top-k top-p", 128256, rows, full);
+        sample_case(b, "top-p", 128256, rows, nucleus);
+    }
 }
 
 enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *limits,
@@ -529,43 +577,9 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
     if (!e) e = bandwidth_fill(ctx, b.small, 512u << 20, 4);
     if (!e) e = cudaStreamSynchronize(ctx->stream);
     if (e) return error_set(err, STATUS_DEVICE, "kernels: %s", cudaGetErrorString(e));
-    skinny_cases(&b);
-    medium_cases(&b);
-    if (o->only && !strncmp(o->only, "cut", 3)) cut_cases(&b);
-    library_cases(&b);
-    static const uint32_t shapes[][2] = {{1, 1024},  {1, 2048},  {1, 8192},  {1, 32768},
-                                         {8, 2048},  {16, 1024}, {64, 1024}, {64, 2048},
-                                         {64, 4096}, {64, 8192}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        decode_case(&b, shapes[i][0], shapes[i][1], 32, 8, 128);
-    decode_case(&b, 1, 1024, 9, 3, 64);
-    decode_case(&b, 1, 8192, 28, 4, 128);
-    prefill_case(&b, 512, 0, 32, 8, 128);
-    prefill_case(&b, 1024, 0, 32, 8, 128);
-    prefill_case(&b, 2048, 0, 32, 8, 128);
-    prefill_case(&b, 2048, 6144, 32, 8, 128);
-    prefill_case(&b, 8192, 0, 32, 8, 128);
-    prefill_case(&b, 16384, 0, 32, 8, 128);
-    prefill_case(&b, 2048, 0, 28, 4, 128);
-    prefill_case(&b, 2048, 0, 9, 3, 64);
-    prefill_case(&b, 2048, 2048, 16, 8, 256);
-    struct slot_params greedy = {.top_p = 1, .min_p_log = -INFINITY, .repetition_penalty = 1};
-    struct slot_params full = {.temperature = 0.8f,
-                               .top_p = 0.95f,
-                               .top_k = 50,
-                               .min_p_log = -INFINITY,
-                               .repetition_penalty = 1,
-                               .seed = 7};
-    struct slot_params plain = {
-        .temperature = 1, .top_p = 1, .min_p_log = -INFINITY, .repetition_penalty = 1};
-    struct slot_params nucleus = full;
-    nucleus.top_k = 0;
-    for (uint32_t rows = 1; rows <= 256; rows *= rows == 1 ? 64 : 4) {
-        sample_case(&b, "greedy", 128256, rows, greedy);
-        sample_case(&b, "temperature", 128256, rows, plain);
-        sample_case(&b, "top-k top-p", 128256, rows, full);
-        sample_case(&b, "top-p", 128256, rows, nucleus);
-    }
+    product_cases(&b);
+    attention_cases(&b);
+    sample_cases(&b);
     cudaFree(b.pool), cudaFree(b.small);
     return STATUS_OK;
 }

@@ -20,60 +20,127 @@ struct walk {
         norm_tiles; /* h is x * gain of the next norm, whose sums of squares are in row_sums; 0: it is not */
 };
 
-static bool is_skinny(const struct walk *w, const struct cuda_stage *s, uint32_t rows, bool norm)
+/* Who does a product; steps of up to skinny_rows rows, up to CUDA_MEDIUM_ROWS, above. */
+enum product_kind { PRODUCT_SKINNY, PRODUCT_MEDIUM, PRODUCT_LIBRARY };
+
+/* A stage's product with what stands around it, told alike for every kind: the first two fold it in, and the library's only
+ * stores (SKINNY_STORE, without the bias) or makes logits (SKINNY_LOGITS, without the cap). */
+struct product {
+    enum product_kind kind;
+    uint32_t rows;
+    const void *x;
+    uint64_t x_stride;
+    const int32_t *row_index;     /* skinny only: [rows] of x, or NULL */
+    const struct plan_norm *norm; /* in front, of which the kind does its own part; or NULL */
+    enum skinny_epilogue end;
+    int act;
+    float scale, softcap;
+    void *y;
+    uint64_t y_stride;
+    struct skinny_qkv qkv;
+};
+
+static enum product_kind kind_of(const struct walk *w, const struct cuda_stage *s, uint32_t rows)
 {
-    return w->d->tensor_maps && rows <= w->d->skinny_rows &&
-           skinny_gemm_fits(&w->d->ctx, rows, s->weight.cols_padded, norm);
+    const struct cuda_device *d = w->d;
+    bool norm = s->gain != NULL;
+
+    if (rows <= d->skinny_rows)
+        return d->tensor_maps && skinny_gemm_fits(&d->ctx, rows, s->weight.cols_padded, norm)
+                   ? PRODUCT_SKINNY
+                   : PRODUCT_LIBRARY;
+    return d->mediums && rows <= CUDA_MEDIUM_ROWS && d->mediums[s->index].N ? PRODUCT_MEDIUM
+                                                                            : PRODUCT_LIBRARY;
 }
 
-static struct skinny_args skinny_of(const struct walk *w, const struct cuda_stage *s, const void *x,
-                                    uint64_t x_stride, const struct plan_norm *norm)
+/* The stage behind this one, if it is a product of the medium kind. */
+static const struct cuda_stage *medium_behind(const struct walk *w)
 {
-    return (struct skinny_args){
+    const struct cuda_stage *s = &w->d->b.stages[w->stage + 1];
+
+    if (w->stage + 1 >= w->d->plan->stage_count || !s->weight.rows) return NULL;
+    return kind_of(w, s, s->plan->kind == STAGE_HEAD ? w->f->outputs : w->f->rows) == PRODUCT_MEDIUM
+               ? s
+               : NULL;
+}
+
+/* The same, if it begins with a norm of all rows: the product before it can prepare that. */
+static const struct cuda_stage *norm_behind(const struct walk *w)
+{
+    const struct cuda_stage *s = w->d->ctx.type == KERNEL_BF16 ? medium_behind(w) : NULL;
+
+    return s && (s->plan->kind == STAGE_ATTN_IN || s->plan->kind == STAGE_FFN_IN) ? s : NULL;
+}
+
+static cudaError_t skinny_product(struct walk *w, const struct cuda_stage *s,
+                                  const struct product *p)
+{
+    struct skinny_args a = {
         .weight = &w->d->tensor_maps[s->index],
-        .M = w->f->rows,
-        .x = x,
-        .x_stride = x_stride,
+        .M = p->rows,
+        .x = p->x,
+        .x_stride = p->x_stride,
         .x_cols = s->weight.cols,
-        .norm_gain = norm ? s->gain : NULL,
-        .norm_eps = norm ? norm->eps : 0,
+        .row_index = p->row_index,
+        .norm_gain = p->norm ? s->gain : NULL,
+        .norm_eps = p->norm ? p->norm->eps : 0,
         .bias = s->bias,
-        .scale = 1,
+        .epilogue = p->end,
+        .act = p->act,
+        .scale = p->scale,
+        .softcap = p->softcap,
+        .y = p->y,
+        .y_stride = p->y_stride,
+        .qkv = p->qkv,
     };
+
+    return skinny_gemm(&w->d->ctx, &a);
 }
 
-static bool is_medium(const struct walk *w, const struct cuda_stage *s, uint32_t rows)
+/* Ends the norm that the product before it began, and begins the next one's. */
+static cudaError_t medium_product(struct walk *w, const struct cuda_stage *s,
+                                  const struct product *p)
 {
-    return w->d->mediums && rows > w->d->skinny_rows && rows <= CUDA_MEDIUM_ROWS &&
-           w->d->mediums[s->index].N;
-}
-
-/* x: of the residual stream's width where norm is given: h as norm_before_medium() leaves it. */
-static struct medium_args medium_of(struct walk *w, const struct cuda_stage *s, const void *x,
-                                    uint64_t x_stride, const struct plan_norm *norm)
-{
+    struct cuda_buffers *b = &w->d->b;
+    const struct cuda_stage *next = p->end == SKINNY_RESIDUAL ? norm_behind(w) : NULL;
     struct medium_args a = {
         .weight = &w->d->mediums[s->index],
-        .M = w->f->rows,
-        .x = x,
-        .x_stride = x_stride,
+        .M = p->rows,
+        .x = p->x,
+        .x_stride = p->x_stride,
         .bias = s->bias,
-        .scale = 1,
+        .epilogue = (enum medium_epilogue)p->end,
+        .act = p->act,
+        .scale = p->scale,
+        .softcap = p->softcap,
+        .y = p->y,
+        .y_stride = p->y_stride,
+        .qkv = p->qkv,
     };
 
-    if (norm && w->norm_tiles) {
-        a.norm_sums = w->d->b.row_sums, a.norm_tiles = w->norm_tiles;
-        a.norm_cols = w->d->plan->hidden, a.norm_eps = norm->eps;
+    if (p->norm && w->norm_tiles) {
+        a.norm_sums = b->row_sums, a.norm_tiles = w->norm_tiles;
+        a.norm_cols = w->d->plan->hidden, a.norm_eps = p->norm->eps;
     }
     w->norm_tiles = 0;
-    return a;
+    if (next) {
+        a.next_gain = next->gain, a.sums = b->row_sums;
+        a.h = b->h, a.h_stride = b->hidden_stride;
+        w->norm_tiles = medium_tiles(a.weight);
+    }
+    return medium_gemm(&w->d->ctx, &a);
 }
 
-static cudaError_t library_product(const struct walk *w, const struct cuda_stage *s, const void *x,
-                                   uint32_t rows, void *y, float alpha)
+static cudaError_t run_product(struct walk *w, const struct cuda_stage *s, const struct product *p)
 {
-    return cuda_gemm_run(w->d->gemm, w->d->gemm_ids[s->index], s->weight.at, x, rows, y, alpha,
-                         w->d->ctx.stream);
+    switch (p->kind) {
+    case PRODUCT_SKINNY: return skinny_product(w, s, p);
+    case PRODUCT_MEDIUM: return medium_product(w, s, p);
+    case PRODUCT_LIBRARY: break;
+    }
+    assert(p->end == SKINNY_STORE || p->end == SKINNY_LOGITS);
+    return cuda_gemm_run(w->d->gemm, w->d->gemm_ids[s->index], s->weight.at, p->x, p->rows, p->y,
+                         p->scale, w->d->ctx.stream);
 }
 
 /* h = norm(x + delta) * gain, or only x += delta where gain is NULL. */
@@ -101,19 +168,24 @@ static cudaError_t norm_rows(struct walk *w, const float *gain, float eps)
     return rmsnorm(&w->d->ctx, &a);
 }
 
-static cudaError_t norm_before_medium(struct walk *w, const struct cuda_stage *s, float eps)
+/* The product of a stage with a norm in front, over all rows. Its x is the residual stream with everything added to it; what of
+ * the norm the product does not do itself is done here, unless the product before has. */
+static cudaError_t begin_normed(struct walk *w, const struct cuda_stage *s,
+                                const struct plan_norm *norm, struct product *out)
 {
-    return w->norm_tiles ? cudaSuccess : norm_rows(w, s->gain, eps);
-}
+    struct cuda_buffers *b = &w->d->b;
+    enum product_kind kind = kind_of(w, s, w->f->rows);
 
-/* The stage behind this one, if it begins with a norm that the product before it can prepare. */
-static const struct cuda_stage *next_norm(const struct walk *w)
-{
-    const struct cuda_stage *s = &w->d->b.stages[w->stage + 1];
-    bool norm = w->stage + 1 < w->d->plan->stage_count &&
-                (s->plan->kind == STAGE_ATTN_IN || s->plan->kind == STAGE_FFN_IN);
-
-    return norm && w->d->ctx.type == KERNEL_BF16 && is_medium(w, s, w->f->rows) ? s : NULL;
+    *out = (struct product){
+        .kind = kind,
+        .rows = w->f->rows,
+        .x = kind == PRODUCT_SKINNY ? (const void *)b->x : b->h,
+        .x_stride = b->hidden_stride,
+        .norm = norm,
+        .scale = 1,
+    };
+    if (w->norm_tiles) return cudaSuccess;
+    return norm_rows(w, kind == PRODUCT_SKINNY ? NULL : s->gain, norm->eps);
 }
 
 static cudaError_t run_embed(struct walk *w, const struct cuda_stage *s)
@@ -178,48 +250,31 @@ static struct skinny_qkv qkv_of(const struct walk *w, const struct stage_attn_in
                                layer_pool(w, p->group, p->group_layer)};
 }
 
-static cudaError_t medium_attn_in(struct walk *w, const struct cuda_stage *s)
+/* Whether rotation and KV write stand in a launch of their own behind the product. */
+static bool rope_apart(const struct walk *w, const struct cuda_stage *s, enum product_kind kind)
 {
     const struct stage_attn_in *p = &s->plan->attn_in;
-    struct cuda_buffers *b = &w->d->b;
-    bool apart = s->q_gain || s->k_gain || p->head_dim % 4 || w->d->plan->ropes[p->rope].dim % 4;
-    cudaError_t e = norm_before_medium(w, s, p->norm.eps);
 
-    if (e) return e;
-    struct medium_args a = medium_of(w, s, b->h, b->hidden_stride, &p->norm);
-    if (apart) {
-        a.epilogue = MEDIUM_STORE, a.y = b->qkv, a.y_stride = b->qkv_stride;
-        e = medium_gemm(&w->d->ctx, &a);
-        return e ? e : run_rope(w, s, false);
-    }
-    a.epilogue = MEDIUM_QKV, a.y = b->q, a.y_stride = b->attn_stride;
-    a.qkv = qkv_of(w, p);
-    return medium_gemm(&w->d->ctx, &a);
+    if (kind == PRODUCT_LIBRARY || s->q_gain || s->k_gain) return true;
+    return kind == PRODUCT_MEDIUM && (p->head_dim % 4 || w->d->plan->ropes[p->rope].dim % 4);
 }
 
 static cudaError_t run_attn_in(struct walk *w, const struct cuda_stage *s)
 {
     const struct stage_attn_in *p = &s->plan->attn_in;
     struct cuda_buffers *b = &w->d->b;
-    cudaError_t e;
+    struct product product;
+    cudaError_t e = begin_normed(w, s, &p->norm, &product);
 
-    if (is_medium(w, s, w->f->rows)) return medium_attn_in(w, s);
-    if (!is_skinny(w, s, w->f->rows, true)) {
-        e = norm_rows(w, s->gain, p->norm.eps);
-        if (!e) e = library_product(w, s, b->h, w->f->rows, b->qkv, 1);
-        return e ? e : run_rope(w, s, true);
-    }
-    e = norm_rows(w, NULL, 0);
     if (e) return e;
-    struct skinny_args a = skinny_of(w, s, b->x, b->hidden_stride, &p->norm);
-    if (s->q_gain || s->k_gain) {
-        a.epilogue = SKINNY_STORE, a.y = b->qkv, a.y_stride = b->qkv_stride;
-        e = skinny_gemm(&w->d->ctx, &a);
-        return e ? e : run_rope(w, s, false);
+    if (!rope_apart(w, s, product.kind)) {
+        product.end = SKINNY_QKV, product.y = b->q, product.y_stride = b->attn_stride;
+        product.qkv = qkv_of(w, p);
+        return run_product(w, s, &product);
     }
-    a.epilogue = SKINNY_QKV, a.y = b->q, a.y_stride = b->attn_stride;
-    a.qkv = qkv_of(w, p);
-    return skinny_gemm(&w->d->ctx, &a);
+    product.end = SKINNY_STORE, product.y = b->qkv, product.y_stride = b->qkv_stride;
+    e = run_product(w, s, &product);
+    return e ? e : run_rope(w, s, product.kind == PRODUCT_LIBRARY);
 }
 
 static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
@@ -265,51 +320,30 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     return paged_decode(&ctx, &a, &scratch);
 }
 
-/* To the residual stream, and on the way the next norm's part; with a norm behind it, only to delta. */
-static cudaError_t medium_project(struct walk *w, const struct cuda_stage *s, const void *x,
-                                  uint64_t x_stride)
-{
-    struct cuda_buffers *b = &w->d->b;
-    struct medium_args a = medium_of(w, s, x, x_stride, NULL);
-    const struct cuda_stage *next = s->post_gain ? NULL : next_norm(w);
-
-    a.epilogue = s->post_gain ? MEDIUM_STORE : MEDIUM_RESIDUAL;
-    a.y = s->post_gain ? (void *)b->delta : b->x;
-    a.y_stride = b->hidden_stride;
-    if (next) {
-        a.next_gain = next->gain, a.sums = b->row_sums;
-        a.h = b->h, a.h_stride = b->hidden_stride;
-        w->norm_tiles = medium_tiles(a.weight);
-    }
-    return medium_gemm(&w->d->ctx, &a);
-}
-
+/* To the residual stream; by the library, or with a norm behind it, only to delta. */
 static cudaError_t run_project(struct walk *w, const struct cuda_stage *s,
                                const struct stage_project *p, const void *x, uint64_t x_stride)
 {
     struct cuda_buffers *b = &w->d->b;
-    cudaError_t e;
+    struct product product = {
+        .kind = kind_of(w, s, w->f->rows),
+        .rows = w->f->rows,
+        .x = x,
+        .x_stride = x_stride,
+        .scale = 1,
+        .end = SKINNY_RESIDUAL,
+        .y = b->x,
+        .y_stride = b->hidden_stride,
+    };
+    bool library = product.kind == PRODUCT_LIBRARY, aside = library || s->post_gain;
 
     assert(!w->delta);
-    if (is_skinny(w, s, w->f->rows, false)) {
-        struct skinny_args a = skinny_of(w, s, x, x_stride, NULL);
-        a.epilogue = s->post_gain ? SKINNY_STORE : SKINNY_RESIDUAL;
-        a.y = s->post_gain ? (void *)b->delta : b->x;
-        a.y_stride = b->hidden_stride;
-        e = skinny_gemm(&w->d->ctx, &a);
-        if (!s->post_gain) return e;
-        w->delta_bias = NULL;
-    } else if (is_medium(w, s, w->f->rows)) {
-        e = medium_project(w, s, x, x_stride);
-        if (!s->post_gain) return e;
-        w->delta_bias = NULL;
-    } else {
-        e = library_product(w, s, x, w->f->rows, b->delta, 1);
-        w->delta_bias = s->bias;
+    if (aside) {
+        product.end = SKINNY_STORE, product.y = b->delta;
+        w->delta = b->delta, w->delta_bias = library ? s->bias : NULL;
+        w->post_gain = s->post_gain, w->post_eps = p->post_norm.eps;
     }
-    w->delta = b->delta;
-    w->post_gain = s->post_gain, w->post_eps = p->post_norm.eps;
-    return e;
+    return run_product(w, s, &product);
 }
 
 static cudaError_t run_ffn_in(struct walk *w, const struct cuda_stage *s)
@@ -317,62 +351,66 @@ static cudaError_t run_ffn_in(struct walk *w, const struct cuda_stage *s)
     const struct stage_ffn_in *p = &s->plan->ffn_in;
     struct cuda_buffers *b = &w->d->b;
     int act = p->act == ACT_GELU_TANH;
-    cudaError_t e;
+    struct product product;
+    cudaError_t e = begin_normed(w, s, &p->norm, &product);
 
-    if (is_skinny(w, s, w->f->rows, true)) {
-        e = norm_rows(w, NULL, 0);
-        struct skinny_args a = skinny_of(w, s, b->x, b->hidden_stride, &p->norm);
-        a.epilogue = SKINNY_GLU, a.act = act, a.y = b->ffn, a.y_stride = b->ffn_stride;
-        return e ? e : skinny_gemm(&w->d->ctx, &a);
-    }
-    if (is_medium(w, s, w->f->rows)) {
-        e = norm_before_medium(w, s, p->norm.eps);
-        struct medium_args a = medium_of(w, s, b->h, b->hidden_stride, &p->norm);
-        a.epilogue = MEDIUM_GLU, a.act = act, a.y = b->ffn, a.y_stride = b->ffn_stride;
-        return e ? e : medium_gemm(&w->d->ctx, &a);
+    if (e) return e;
+    if (product.kind != PRODUCT_LIBRARY) {
+        product.end = SKINNY_GLU, product.act = act;
+        product.y = b->ffn, product.y_stride = b->ffn_stride;
+        return run_product(w, s, &product);
     }
     struct glu_args g = {w->f->rows, p->gate.rows, b->glu, b->glu_stride,
                          s->bias,    act,          b->ffn, b->ffn_stride};
-    e = norm_rows(w, s->gain, p->norm.eps);
-    if (!e) e = library_product(w, s, b->h, w->f->rows, b->glu, 1);
+    product.end = SKINNY_STORE, product.y = b->glu, product.y_stride = b->glu_stride;
+    e = run_product(w, s, &product);
     return e ? e : glu(&w->d->ctx, &g);
 }
 
-/* Only for the rows that want logits, packed together. */
-static cudaError_t run_head(struct walk *w, const struct cuda_stage *s)
+/* h = norm(x) * gain of the rows that want logits, packed together. */
+static cudaError_t norm_outputs(struct walk *w, const struct cuda_stage *s)
 {
-    const struct stage_head *p = &s->plan->head;
     struct cuda_buffers *b = &w->d->b;
-    uint32_t outputs = w->f->outputs;
-    cudaError_t e = norm_rows(w, NULL, 0);
-
-    if (e || !outputs) return e;
-    if (is_skinny(w, s, outputs, true)) {
-        struct skinny_args a = skinny_of(w, s, b->x, b->hidden_stride, &p->norm);
-        a.M = outputs, a.row_index = b->out_rows, a.epilogue = SKINNY_LOGITS;
-        a.scale = p->logit_scale, a.softcap = p->softcap, a.y = b->logits,
-        a.y_stride = b->logits_stride;
-        return skinny_gemm(&w->d->ctx, &a);
-    }
-    struct norm_args n = {.rows = outputs,
+    struct norm_args n = {.rows = w->f->outputs,
                           .hidden = w->d->plan->hidden,
                           .x = b->x,
                           .x_stride = b->hidden_stride,
                           .row_index = b->out_rows,
                           .gain = s->gain,
-                          .eps = p->norm.eps,
+                          .eps = s->plan->head.norm.eps,
                           .y = b->h,
                           .y_stride = b->hidden_stride};
-    e = rmsnorm(&w->d->ctx, &n);
-    if (!e && is_medium(w, s, outputs)) {
-        struct medium_args a = medium_of(w, s, b->h, b->hidden_stride, NULL);
-        a.M = outputs, a.epilogue = MEDIUM_LOGITS;
-        a.scale = p->logit_scale, a.softcap = p->softcap;
-        a.y = b->logits, a.y_stride = b->logits_stride;
-        return medium_gemm(&w->d->ctx, &a);
-    }
-    if (!e) e = library_product(w, s, b->h, outputs, b->logits, p->logit_scale);
-    if (!e && p->softcap > 0)
+
+    return rmsnorm(&w->d->ctx, &n);
+}
+
+/* Only for the rows that want logits. */
+static cudaError_t run_head(struct walk *w, const struct cuda_stage *s)
+{
+    const struct stage_head *p = &s->plan->head;
+    struct cuda_buffers *b = &w->d->b;
+    uint32_t outputs = w->f->outputs;
+    enum product_kind kind = kind_of(w, s, outputs);
+    bool skinny = kind == PRODUCT_SKINNY; /* picks and norms the rows itself */
+    struct product product = {
+        .kind = kind,
+        .rows = outputs,
+        .x = skinny ? (const void *)b->x : b->h,
+        .x_stride = b->hidden_stride,
+        .row_index = skinny ? b->out_rows : NULL,
+        .norm = skinny ? &p->norm : NULL,
+        .end = SKINNY_LOGITS,
+        .scale = p->logit_scale,
+        .softcap = p->softcap,
+        .y = b->logits,
+        .y_stride = b->logits_stride,
+    };
+    cudaError_t e = norm_rows(w, NULL, 0);
+
+    if (e || !outputs) return e;
+    if (!skinny) e = norm_outputs(w, s);
+    if (!e) e = run_product(w, s, &product);
+    if (!e && kind == PRODUCT_LIBRARY && p->softcap > 0)
         e = softcap_logits(&w->d->ctx, b->logits, (uint64_t)outputs * b->logits_stride, p->softcap);
     return e;
 }
