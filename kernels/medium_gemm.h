@@ -20,7 +20,7 @@ enum { MEDIUM_ROWS_MAX = 64 };
 /* How a product is cut: blocks take `tile` rows of W and 1 / splits of K; the splits of `share` tiles are a cluster, in which x is
  * brought once for all blocks of one part of K. share is a power of two, splits * share <= CLUSTER_MAX. */
 struct medium_shape {
-    uint32_t tile; /* 64, 96, 128, 160, 192, 224 or 256 */
+    uint32_t tile; /* 64, 128, 144, 160, 208, 224 or 256 */
     uint32_t splits, share;
 };
 /* A weight as TMA sees it, and its cut. Made once. */
@@ -30,6 +30,7 @@ struct medium_weight {
     struct medium_shape shape;
 };
 bool medium_gemm_fits(const struct kernel_context *ctx, uint32_t M, uint32_t N, uint32_t K);
+enum { MEDIUM_SHAPES_MAX = 128 }; /* more than there are */
 /* The cuts that should be fastest, by a rule, the best first: at most `most` of them, at least one where the weight fits. */
 uint32_t medium_shapes(const struct kernel_context *ctx, uint32_t N, uint32_t K,
                        struct medium_shape *out, uint32_t most);
@@ -43,14 +44,6 @@ static inline uint32_t medium_tiles(const struct medium_weight *w)
     return (w->N + w->shape.tile - 1) / w->shape.tile;
 }
 
-/* What the blocks of a product ask of its weight first: boxes of `tile` rows x 64 columns, `depth` of them each. */
-struct medium_ahead {
-    uint32_t blocks, splits, share, tile, kblocks, depth, N; /* blocks 0: nothing */
-};
-/* weight: NULL, or one of a product that runs later: the zeroed struct, or what it will ask for first. */
-struct medium_ahead medium_ahead_of(const struct kernel_context *ctx,
-                                    const struct medium_weight *weight);
-
 /* The ends that skinny_gemm.h has, with their shapes. */
 enum medium_epilogue {
     MEDIUM_STORE = SKINNY_STORE,
@@ -62,7 +55,6 @@ enum medium_epilogue {
 
 struct medium_args {
     const struct medium_weight *weight; /* host */
-    const struct medium_weight *next;   /* host, of the product behind this one, or NULL */
     uint32_t M;                         /* 1..64 */
     const void *x;                      /* [M, x_stride] T; zeros in [its columns, K) */
     uint64_t x_stride;                  /* elements, a multiple of 8 */

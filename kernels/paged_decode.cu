@@ -10,20 +10,14 @@
  * Measured H200, November 2026, 32/8 heads, D 128, cold: 64 x 8k 479 us, 0.97 of the run's read rate; 64 x 4k 0.93;
  *          64 x 1k 0.87; 1 x 8k 14.5 us, 1 x 32k 38.1 us; by `bench kernels`.
  * Source   online softmax, arXiv 1805.02867. */
-#include <cuda.h>
-#include <string.h>
-
 #include "attention.h"
-#include "common/ahead.cuh"
 #include "common/launch.cuh"
-#include "even_share.h"
 #include "kv_layout.h"
 
 namespace
 {
 
 constexpr int WARPS = 4;
-constexpr uint32_t TRIAL_TOGETHER = 32; /* all loads of a group before the first product */
 constexpr float LOG2E = 1.4426950408889634f, MASKED = -1e30f;
 
 template <typename T, int D> struct decode {
@@ -38,46 +32,53 @@ template <typename T, int D> struct decode {
     };
 };
 
-/* Tokens that a row sees, in groups of 32. */
-struct span {
-    int pos, lo, begin, groups; /* lo: the first token seen; begin: its group */
-};
-__device__ __forceinline__ span span_of(const attention_args &a, int pos)
-{
-    const int lo = a.window && pos + 1 > (int)a.window ? pos + 1 - (int)a.window : 0;
-
-    return {pos, lo, lo / 32, pos / 32 - lo / 32 + 1};
-}
-
-/* The heads of a KV head that a block does at once: at most eight. */
-struct head_part {
-    int kv_head, head0, heads;
-};
-__device__ __forceinline__ head_part part_of(const attention_args &a, int pair)
-{
-    const int group = a.heads / a.kv_heads, parts = (group + 7) / 8;
-    const int kv_head = pair / parts, head0 = kv_head * group + (pair % parts) * 8;
-
-    return {kv_head, head0, min(8, (kv_head + 1) * group - head0)};
-}
-
-/* o, m, l += those of groups g_first + warp, + WARPS, ... before g_end. With EARLY the first is fetched before pdl_wait(). */
-template <typename T, int D, bool EARLY, bool TOGETHER>
-__device__ __forceinline__ void attend(const attention_args &a, int row, const span &seen_of,
-                                       const head_part &part, int g_first, int g_end,
-                                       float (&o)[decode<T, D>::VN][2], float &m, float &l)
+/* EARLY: for few rows, where the wait for memory is what counts; for many the device is full, and blocks that wait for the
+ * kernel before only take places. */
+template <typename T, int D, bool EARLY>
+__global__ void __launch_bounds__(WARPS * 32, 2)
+    decode_kernel(const __grid_constant__ struct attention_args a,
+                  const __grid_constant__ struct decode_scratch scratch)
 {
     using P = decode<T, D>;
     constexpr int KJ = P::KJ, VN = P::VN;
+    __shared__ __align__(16) typename P::shared sh;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, r = lane >> 2, q = lane & 3;
-    const int kv_head = part.kv_head, head0 = part.head0, heads = part.heads;
-    const int pos = seen_of.pos, lo = seen_of.lo;
+    const int group = a.heads / a.kv_heads, parts = (group + 7) / 8;
+    const int kv_head = blockIdx.y / parts, head0 = kv_head * group + (blockIdx.y % parts) * 8;
+    const int heads = min(8, (kv_head + 1) * group - head0);
+    const int split = blockIdx.x;
+
+    pdl_trigger();
+    if (!EARLY) pdl_wait();
+    /* Positions, slots and tables are those of the step: written before the first kernel of the chain began. All tokens
+     * but the newest were written in earlier steps, so the first group is fetched before the wait. */
+    const int row = a.row_list ? a.row_list[blockIdx.z] : (int)blockIdx.z;
+    const int pos = a.positions[row];
+    if (pos < 0) {
+        if (EARLY) pdl_wait();
+        return;
+    }
+    const int lo = a.window && pos + 1 > (int)a.window ? pos + 1 - (int)a.window : 0;
+    const int g_begin = lo / 32, groups = pos / 32 - g_begin + 1; /* of 32 tokens */
+    int splits = scratch.few_rows ? (groups + WARPS - 1) / WARPS : (groups + 16) / 32;
+    splits = max(1, min((int)scratch.splits_max, splits));
+    const int per = ((groups + splits - 1) / splits + WARPS - 1) / WARPS * WARPS;
+    splits = (groups + per - 1) / per;
+    if (split >= splits) {
+        if (EARLY) pdl_wait();
+        return;
+    }
+    const int g_first = g_begin + split * per, g_end = min(g_begin + groups, g_first + per);
     const int32_t *table = a.tables + (uint64_t)a.slots[row] * a.table_stride;
     /* Entries of the table in front of the window are not read: their blocks may be others' by now. */
     const int first_block = lo / KV_BLOCK_TOKENS, last_block = pos / KV_BLOCK_TOKENS;
     const auto seen = [&](int block) { return max(first_block, min(block, last_block)); };
 
     const float to_log2 = a.softcap > 0.f ? 1.f : a.scale * LOG2E;
+    float o[VN][2], m = MASKED, l = 0.f;
+#pragma unroll
+    for (int i = 0; i < VN; i++)
+        o[i][0] = o[i][1] = 0.f;
 
     /* Block ids one group ahead: of the 8 tokens whose K rows, and of the 8 whose V, this lane reads. */
     int k_block = 0, v_block = 0;
@@ -131,9 +132,6 @@ __device__ __forceinline__ void attend(const attention_args &a, int row, const s
         const int tb = g * 32;
         if (!EARLY || !fetched) load_group();
         fetched = false;
-        /* No load of the group may sink below: the compiler would let those of V wait for the first products with K, half of what
-         * is to be under way. */
-        if (TOGETHER) __syncwarp();
         if (g + WARPS < g_end) next_blocks(g + WARPS);
 
         float s[4][2]; /* token tb + q*8 + t*2 + e */
@@ -197,95 +195,31 @@ __device__ __forceinline__ void attend(const attention_args &a, int row, const s
             mma_top<T>(o[i][0], o[i][1], A[1][0], A[1][1], v[i].z, v[i].w);
         }
     }
-}
-
-/* This warp's sums to shared memory. */
-template <typename T, int D>
-__device__ __forceinline__ void put_warp(typename decode<T, D>::shared &sh,
-                                         const float (&o)[decode<T, D>::VN][2], float m, float l)
-{
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, r = lane >> 2, q = lane & 3;
-
     l = lanes_sum<4>(l);
+
 #pragma unroll
-    for (int i = 0; i < decode<T, D>::VN; i++)
+    for (int i = 0; i < VN; i++)
         *(float2 *)&sh.o[warp][r][i * 8 + 2 * q] = make_float2(o[i][0], o[i][1]);
     if (q == 0) sh.m[warp][r] = m, sh.l[warp][r] = l;
-}
-
-/* Four dims of a head over all warps; their common maximum and sum. */
-template <typename T, int D>
-__device__ __forceinline__ float4 fold_warps(const typename decode<T, D>::shared &sh, int h, int d,
-                                             float &M, float &L)
-{
-    float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
-
-    M = fmaxf(fmaxf(sh.m[0][h], sh.m[1][h]), fmaxf(sh.m[2][h], sh.m[3][h]));
-    L = 0.f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        const float f = exp2_fast(sh.m[w][h] - M);
-        const float4 x = *(const float4 *)&sh.o[w][h][d];
-        acc.x += f * x.x, acc.y += f * x.y, acc.z += f * x.z, acc.w += f * x.w;
-        L += f * sh.l[w][h];
-    }
-    return acc;
-}
-
-template <typename T> __device__ __forceinline__ void put_out(T *out, float4 v)
-{
-    *(uint2 *)out = make_uint2(pack2<T>(v.x, v.y), pack2<T>(v.z, v.w));
-}
-
-/* EARLY: for few rows, where the wait for memory is what counts; for many the device is full, and blocks that wait for the
- * kernel before only take places. */
-template <typename T, int D, bool EARLY, bool TOGETHER>
-__global__ void __launch_bounds__(WARPS * 32, 2)
-    decode_kernel(const __grid_constant__ struct attention_args a,
-                  const __grid_constant__ struct decode_scratch scratch)
-{
-    using P = decode<T, D>;
-    constexpr int VN = P::VN;
-    __shared__ __align__(16) typename P::shared sh;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const head_part part = part_of(a, blockIdx.y);
-    const int head0 = part.head0, heads = part.heads, split = blockIdx.x;
-
-    pdl_trigger();
-    if (!EARLY) pdl_wait();
-    /* Positions, slots and tables are those of the step: written before the first kernel of the chain began. All tokens
-     * but the newest were written in earlier steps, so the first group is fetched before the wait. */
-    const int row = a.row_list ? a.row_list[blockIdx.z] : (int)blockIdx.z;
-    const int pos = a.positions[row];
-    if (pos < 0) {
-        if (EARLY) pdl_wait();
-        return;
-    }
-    const span seen = span_of(a, pos);
-    int splits = scratch.few_rows ? (seen.groups + WARPS - 1) / WARPS : (seen.groups + 16) / 32;
-    splits = max(1, min((int)scratch.splits_max, splits));
-    const int per = ((seen.groups + splits - 1) / splits + WARPS - 1) / WARPS * WARPS;
-    splits = (seen.groups + per - 1) / per;
-    if (split >= splits) {
-        if (EARLY) pdl_wait();
-        return;
-    }
-    const int g_first = seen.begin + split * per,
-              g_end = min(seen.begin + seen.groups, g_first + per);
-    float o[VN][2] = {}, m = MASKED, l = 0.f;
-
-    attend<T, D, EARLY, TOGETHER>(a, row, seen, part, g_first, g_end, o, m, l);
-    put_warp<T, D>(sh, o, m, l);
     __syncthreads();
 
     const uint64_t part0 = ((uint64_t)blockIdx.z * a.heads + head0) * scratch.splits_max;
     for (int e = threadIdx.x; e < heads * (D / 4); e += WARPS * 32) {
         const int h = e / (D / 4), d = e % (D / 4) * 4;
-        float M, L;
-        const float4 acc = fold_warps<T, D>(sh, h, d, M, L);
+        const float M = fmaxf(fmaxf(sh.m[0][h], sh.m[1][h]), fmaxf(sh.m[2][h], sh.m[3][h]));
+        float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
+        float L = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float f = exp2_fast(sh.m[w][h] - M);
+            const float4 x = *(const float4 *)&sh.o[w][h][d];
+            acc.x += f * x.x, acc.y += f * x.y, acc.z += f * x.z, acc.w += f * x.w;
+            L += f * sh.l[w][h];
+        }
         if (splits == 1) {
-            put_out((T *)a.out + row * a.out_stride + (uint64_t)(head0 + h) * D + d,
-                    make_float4(acc.x / L, acc.y / L, acc.z / L, acc.w / L));
+            T *out = (T *)a.out + row * a.out_stride + (uint64_t)(head0 + h) * D + d;
+            *(uint2 *)out =
+                make_uint2(pack2<T>(acc.x / L, acc.y / L), pack2<T>(acc.z / L, acc.w / L));
         } else {
             const uint64_t at = part0 + (uint64_t)h * scratch.splits_max + split;
             *(float4 *)(scratch.partial + at * D + d) = acc;
@@ -330,156 +264,10 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
             acc.x += f * x.x, acc.y += f * x.y, acc.z += f * x.z, acc.w += f * x.w;
         }
         const float inv = 1.f / sh.sum[h];
-        put_out((T *)a.out + row * a.out_stride + (uint64_t)(head0 + h) * D + d,
-                make_float4(acc.x * inv, acc.y * inv, acc.z * inv, acc.w * inv));
+        T *out = (T *)a.out + row * a.out_stride + (uint64_t)(head0 + h) * D + d;
+        *(uint2 *)out =
+            make_uint2(pack2<T>(acc.x * inv, acc.y * inv), pack2<T>(acc.z * inv, acc.w * inv));
     }
-}
-
-/* --- many rows: equal shares --- */
-
-enum { EVEN_ROWS = 1024, EVEN_LEAST = 8 /* groups that are worth a block */ };
-
-template <typename T, int D> struct even_shared {
-    typename decode<T, D>::shared part;
-    uint32_t first[EVEN_ROWS + 1]; /* groups of all rows before */
-    uint32_t sums[WARPS];
-};
-
-/* first[r + 1] = groups of rows 0..r. All threads. */
-__device__ __forceinline__ void count_groups(const attention_args &a, uint32_t *first,
-                                             uint32_t *sums)
-{
-    const uint32_t t = threadIdx.x, lane = t & 31, warp = t >> 5,
-                   each = (a.rows + WARPS * 32 - 1) / (WARPS * 32);
-    uint32_t own = 0, before = 0;
-
-    for (uint32_t r = t * each; r < min(a.rows, (t + 1) * each); r++) {
-        const int pos = a.positions[a.row_list ? a.row_list[r] : r];
-        own += pos < 0 ? 0 : span_of(a, pos).groups;
-        first[r + 1] = own;
-    }
-    uint32_t up = own; /* inclusive, over the warp */
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-        const uint32_t v = __shfl_up_sync(~0u, up, o);
-        if (lane >= o) up += v;
-    }
-    if (lane == 31) sums[warp] = up;
-    if (t == 0) first[0] = 0;
-    __syncthreads();
-    for (uint32_t w = 0; w < warp; w++)
-        before += sums[w];
-    before += up - own;
-    for (uint32_t r = t * each; r < min(a.rows, (t + 1) * each); r++)
-        first[r + 1] += before;
-    __syncthreads();
-}
-
-/* A pair's pieces in order, by the last of its blocks to arrive. from, to: its blocks. */
-template <typename T, int D>
-__device__ __forceinline__ void merge_pieces(const attention_args &a, const decode_scratch &scratch,
-                                             int row, const head_part &part, uint32_t from,
-                                             uint32_t to)
-{
-    for (int e = threadIdx.x; e < part.heads * (D / 4); e += WARPS * 32) {
-        const int h = e / (D / 4), d = e % (D / 4) * 4;
-        float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
-        float M = MASKED, L = 0.f;
-        for (uint32_t c = from; c <= to; c++) {
-            const uint64_t at = (c * 2 + (c == from)) * 8ull + h;
-            const float2 ml = __ldcg((const float2 *)scratch.partial_ml + at);
-            const float4 x = __ldcg((const float4 *)(scratch.partial + at * D + d));
-            const float m = fmaxf(M, ml.x), old = exp2_fast(M - m), now = exp2_fast(ml.x - m);
-            acc.x = acc.x * old + x.x * now, acc.y = acc.y * old + x.y * now;
-            acc.z = acc.z * old + x.z * now, acc.w = acc.w * old + x.w * now;
-            L = L * old + ml.y * now, M = m;
-        }
-        put_out((T *)a.out + row * a.out_stride + (uint64_t)(part.head0 + h) * D + d,
-                make_float4(acc.x / L, acc.y / L, acc.z / L, acc.w / L));
-    }
-}
-
-/* Each block does as many groups of 32 tokens as every other, of whichever rows and heads (even_share.h): all read until the end,
- * and what a block costs beside reading is paid two or three times, not once for 1,024 tokens. */
-template <typename T, int D, bool TOGETHER>
-__global__ void __launch_bounds__(WARPS * 32, 2)
-    even_kernel(const __grid_constant__ struct attention_args a,
-                const __grid_constant__ struct decode_scratch scratch,
-                const __grid_constant__ struct medium_ahead ahead,
-                const __grid_constant__ CUtensorMap next)
-{
-    constexpr int VN = decode<T, D>::VN;
-    __shared__ __align__(16) even_shared<T, D> sh;
-    const uint32_t pairs = a.kv_heads * ((a.heads / a.kv_heads + 7) / 8);
-
-    pdl_trigger();
-    pdl_wait();
-    count_groups(a, sh.first, sh.sums);
-    const uint32_t units = pairs * sh.first[a.rows],
-                   blocks = max(1u, min(gridDim.x, units / EVEN_LEAST));
-    if (blockIdx.x >= blocks) return;
-    const uint32_t end = even_begin(units, blocks, blockIdx.x + 1);
-#pragma unroll 1
-    for (uint32_t at = even_begin(units, blocks, blockIdx.x); at < end;) {
-        const even_piece piece = even_piece_at(sh.first, a.rows, pairs, at, end);
-        const int row = a.row_list ? a.row_list[piece.row] : (int)piece.row;
-        const head_part part = part_of(a, piece.pair);
-        const span seen = span_of(a, a.positions[row]);
-        float o[VN][2] = {}, m = MASKED, l = 0.f;
-
-        attend<T, D, false, TOGETHER>(a, row, seen, part, seen.begin + (int)piece.begin,
-                                      seen.begin + (int)piece.end, o, m, l);
-        at += piece.end - piece.begin;
-        if (at == end && threadIdx.x == 0) weights_ahead(ahead, &next, blockIdx.x, blocks);
-        put_warp<T, D>(sh.part, o, m, l);
-        __syncthreads();
-        const bool whole = piece.begin == 0 && piece.end == piece.units;
-        for (int e = threadIdx.x; e < part.heads * (D / 4); e += WARPS * 32) {
-            const int h = e / (D / 4), d = e % (D / 4) * 4;
-            float M, L;
-            const float4 acc = fold_warps<T, D>(sh.part, h, d, M, L);
-            if (whole) {
-                put_out((T *)a.out + row * a.out_stride + (uint64_t)(part.head0 + h) * D + d,
-                        make_float4(acc.x / L, acc.y / L, acc.z / L, acc.w / L));
-            } else {
-                const uint64_t place = (blockIdx.x * 2 + (piece.begin == 0)) * 8ull + h;
-                *(float4 *)(scratch.partial + place * D + d) = acc;
-                if (d == 0) *((float2 *)scratch.partial_ml + place) = make_float2(M, L);
-            }
-        }
-        if (!whole) {
-            const uint32_t from = even_owner(units, blocks, piece.unit0),
-                           to = even_owner(units, blocks, piece.unit0 + piece.units - 1);
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                uint32_t *counter = scratch.counters + (uint64_t)piece.row * a.heads + piece.pair;
-                sh.part.last = atomicAdd(counter, 1) == to - from;
-                if (sh.part.last) *counter = 0; /* for the next launch */
-            }
-            __syncthreads();
-            if (sh.part.last) {
-                __threadfence();
-                merge_pieces<T, D>(a, scratch, row, part, from, to);
-            }
-        }
-        __syncthreads(); /* before the next piece's sums take the place of these */
-    }
-}
-
-/* At most two blocks per SM, and as many as have places for two pieces each. */
-template <typename T, int D>
-cudaError_t launch_even(const struct kernel_context *ctx, const struct attention_args &a,
-                        const struct decode_scratch &s)
-{
-    const uint32_t blocks = min(2u * (uint32_t)ctx->sm_count, s.places / 2);
-    const struct medium_ahead ahead = medium_ahead_of(ctx, a.next);
-    CUtensorMap next = {};
-
-    if (ahead.blocks) memcpy(&next, a.next->map, sizeof next);
-    return launch(ctx,
-                  ctx->trial & TRIAL_TOGETHER ? even_kernel<T, D, true> : even_kernel<T, D, false>,
-                  dim3(blocks), dim3(WARPS * 32), 0, a, s, ahead, next);
 }
 
 enum { EARLY_ROWS = 16 };
@@ -488,14 +276,9 @@ template <typename T, int D>
 cudaError_t launch_one(const struct kernel_context *ctx, const struct attention_args &a,
                        const struct decode_scratch &s, dim3 grid)
 {
-    if ((ctx->trial & TRIAL_EVEN) && !s.few_rows && a.rows > EARLY_ROWS && a.rows <= EVEN_ROWS &&
-        s.places >= 2)
-        return launch_even<T, D>(ctx, a, s);
-    const auto kernel = a.rows <= EARLY_ROWS          ? decode_kernel<T, D, true, false>
-                        : ctx->trial & TRIAL_TOGETHER ? decode_kernel<T, D, false, true>
-                                                      : decode_kernel<T, D, false, false>;
-
-    return launch(ctx, kernel, grid, dim3(WARPS * 32), 0, a, s);
+    return launch(ctx,
+                  a.rows <= EARLY_ROWS ? decode_kernel<T, D, true> : decode_kernel<T, D, false>,
+                  grid, dim3(WARPS * 32), 0, a, s);
 }
 
 template <typename T>

@@ -19,14 +19,6 @@ extern "C" {
 
 enum kernel_type { KERNEL_BF16, KERNEL_F16 }; /* of weights, activations and KV */
 
-/* Ways of doing the same that are being measured against each other; a bit goes when its way is the only one, or is gone. */
-enum kernel_trial {
-    TRIAL_CLERK = 1, /* medium products: a warp of its own fetches what rows end with */
-    TRIAL_AHEAD =
-        2, /* medium products, decode attention: the next product's weights come to L2 behind a block's own */
-    TRIAL_EVEN = 4, /* decode attention of many rows: blocks of equal shares */
-};
-
 enum { CLUSTER_MAX = 8 }; /* blocks, that every device with clusters can place somewhere */
 
 struct kernel_context {
@@ -35,7 +27,7 @@ struct kernel_context {
     int capability; /* 90: code for sm_90a runs, with TMA and programmatic dependent launch; else 80 */
     bool pdl;
     enum kernel_type type;
-    uint32_t trial; /* of enum kernel_trial */
+    uint32_t trial; /* bits: ways of doing the same that are being measured against each other */
     /* [n]: how many clusters of n blocks, of one block per SM, the device holds at once; 0: none */
     uint16_t clusters[CLUSTER_MAX + 1];
 };

@@ -217,7 +217,6 @@ static cudaError_t medium_body(void *arg, uint32_t i)
     struct product_job *j = arg;
 
     j->args.medium.weight = &j->weights.medium[i % j->weight_count];
-    j->args.medium.next = &j->weights.medium[(i + 1) % j->weight_count];
     return medium_gemm(j->b->ctx, &j->args.medium);
 }
 
@@ -290,15 +289,15 @@ static void cut_case(struct kernel_bench *b, const struct product *p,
 /* Every cut, where `--only cut...` asks for it: what the rule is made from. */
 static void cut_cases(struct kernel_bench *b)
 {
-    for (const struct product *p = products; p < products + PRODUCTS; p++)
-        for (uint32_t n = 0; n < 7 * CLUSTER_MAX * 3; n++) {
-            struct medium_shape cut = {64 + n / 3 / CLUSTER_MAX * 32, n / 3 % CLUSTER_MAX + 1,
-                                       1u << n % 3};
-            uint32_t blocks = (p->N + cut.tile - 1) / cut.tile * cut.splits;
-            if (cut.splits * cut.share <= CLUSTER_MAX && blocks >= 90 &&
-                (blocks <= 140 || cut.splits == 1))
-                cut_case(b, p, &cut);
+    struct medium_shape cuts[MEDIUM_SHAPES_MAX];
+
+    for (const struct product *p = products; p < products + PRODUCTS; p++) {
+        uint32_t count = medium_shapes(b->ctx, p->N, p->K, cuts, MEDIUM_SHAPES_MAX);
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t blocks = (p->N + cuts[i].tile - 1) / cuts[i].tile * cuts[i].splits;
+            if (blocks >= 90 && (blocks <= 140 || cuts[i].splits == 1)) cut_case(b, p, &cuts[i]);
         }
+    }
 }
 
 static void product_cases(struct kernel_bench *b)
@@ -402,15 +401,11 @@ static char *make_scratch(struct attention_job *j, uint32_t rows, uint32_t conte
     uint64_t partials = (uint64_t)rows * a->heads * splits, counters = (uint64_t)rows * a->heads;
     char *at;
 
-    if (partials < CUDA_EVEN_PLACES * 8) partials = CUDA_EVEN_PLACES * 8;
     if (cudaMalloc((void **)&at, partials * (a->head_dim + 2) * 4 + counters * 4 + 1024))
         return NULL;
-    j->scratch = (struct decode_scratch){(float *)at,
-                                         (float *)(at + partials * a->head_dim * 4),
+    j->scratch = (struct decode_scratch){(float *)at, (float *)(at + partials * a->head_dim * 4),
                                          (uint32_t *)(at + partials * (a->head_dim + 2) * 4),
-                                         splits,
-                                         rows <= CUDA_SKINNY_ROWS,
-                                         CUDA_EVEN_PLACES};
+                                         splits, rows <= CUDA_SKINNY_ROWS};
     cudaMemset(j->scratch.counters, 0, counters * 4);
     return at;
 }

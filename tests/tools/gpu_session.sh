@@ -4,20 +4,20 @@
 #   gpu_session.sh stage FOLDER             here: builds, and packs programs, libraries, models' shapes and golden files into FOLDER
 #   FOLDER/gpu_session.sh run PART...       there, in any folder: runs the parts; a table last, all output under $OUT
 #
-# Parts: check    every kernel test and the device's, as they are and with the trials; racecheck on what is compiled without TMA (the code for
-#                 compute_80, translated by the driver), memcheck on the rest. All at once: nothing is timed.
-#        ab       trials (kernels/common/context.h) against each other in turns, whole steps and kernels; the library beside them
-#        table    what issue 4's table asks, with INFERD_TRIAL as it is set
+# Parts: check    every kernel test, then the device's by itself (it times products)
+#        careful  racecheck on what is compiled without TMA (the code for compute_80, translated by the driver), memcheck and synccheck on the rest
+#        ab       whole steps beside an older cuda-bench, in turns; products beside the library, and in every cut
+#        table    what docs/profiling.md's table has
 #        ncu      counters of the products of 64 and of 16 rows
 #        serve    Llama-3-8B with made-up weights over HTTP: start to READY, time to first token
 # Each step has its own time limit and none ends the rest. Without a GPU, run says so for each step in a second.
-# Settings: GPU_SESSION_BASE (a cuda-bench built before the changes, to pack and to stand beside this one's), GPU_SESSION_TRIALS (0,3,4,32,36,39,55,103,119), GPU_SESSION_GOLDEN (a folder of more golden files to pack).
+# Settings: GPU_SESSION_BASE (a cuda-bench built before the changes, to pack and to stand beside this one's), GPU_SESSION_GOLDEN (a folder of more golden files to pack).
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 # --- stage ---
 
-programs="bin/cuda-bench bin/inferd tests/test_even_share tests/test_medium_gemm tests/test_attention tests/test_decode_chain
+programs="bin/cuda-bench bin/inferd tests/test_medium_gemm tests/test_attention tests/test_decode_chain
     tests/test_sample tests/test_skinny_gemm tests/test_row_ops tests/test_cuda_device"
 
 # Libraries that the other machine may not have: all but the C and C++ ones and CUDA's.
@@ -92,28 +92,28 @@ started=()
 also() { step "$@" & started+=($!); }
 
 check() {
-    local trial
-    also even_share 60 bin/test_even_share
-    for trial in 0 67; do also "medium_$trial" 150 env INFERD_TRIAL=$trial bin/test_medium_gemm; done
-    for trial in 0 34; do also "attention_$trial" 150 env INFERD_TRIAL=$trial bin/test_attention; done
-    also chain 120 bin/test_decode_chain
-    also sample 120 bin/test_sample
-    also skinny 120 bin/test_skinny_gemm
-    also row_ops 120 bin/test_row_ops
-    for trial in 0 119; do also "device_$trial" 240 env INFERD_TRIAL=$trial bin/test_cuda_device; done
-    # The code that other cards get: PTX of compute_80, without TMA, clusters and programmatic launches.
-    local jit="env CUDA_FORCE_PTX_JIT=1 CUDA_MODULE_LOADING=LAZY CUDA_CACHE_PATH=$work/jit"
-    also jit_device 280 $jit bin/test_cuda_device
-    also jit_attention 280 $jit bin/test_attention
+    local test
+    for test in medium_gemm attention decode_chain sample skinny_gemm row_ops; do also "$test" 120 "bin/test_$test"; done
+    wait "${started[@]}"
+    started=()
+    step device 200 bin/test_cuda_device
+}
+
+careful() {
+    local jit="env CUDA_FORCE_PTX_JIT=1 CUDA_MODULE_LOADING=LAZY CUDA_CACHE_PATH=$work/jit" test
+    also jit_attention 200 $jit bin/test_attention
     if [ -n "$sanitizer" ]; then
-        also race_row_ops 280 $jit "$sanitizer" --tool racecheck --error-exitcode 9 bin/test_row_ops
-        also race_sample 280 $jit "$sanitizer" --tool racecheck --error-exitcode 9 bin/test_sample
-        also race_attention 280 $jit "$sanitizer" --tool racecheck --error-exitcode 9 bin/test_attention
-        also memcheck_medium 280 env INFERD_TRIAL=67 "$sanitizer" --error-exitcode 9 bin/test_medium_gemm
-        also memcheck_attention 280 env INFERD_TRIAL=38 "$sanitizer" --error-exitcode 9 bin/test_attention
-        also sync_medium 280 env INFERD_TRIAL=67 "$sanitizer" --tool synccheck --error-exitcode 9 bin/test_medium_gemm
+        for test in row_ops sample attention; do
+            also "race_$test" 280 $jit "$sanitizer" --tool racecheck --error-exitcode 9 "bin/test_$test"
+        done
+        for test in medium_gemm attention decode_chain skinny_gemm; do
+            also "memcheck_$test" 280 "$sanitizer" --error-exitcode 9 "bin/test_$test"
+        done
+        also sync_medium 280 "$sanitizer" --tool synccheck --error-exitcode 9 bin/test_medium_gemm
     fi
     wait "${started[@]}"
+    started=()
+    step jit_device 200 $jit bin/test_cuda_device
 }
 
 bench() { # NAME LIMIT ARGUMENTS...
@@ -123,23 +123,20 @@ bench() { # NAME LIMIT ARGUMENTS...
 }
 
 ab() {
-    local trials=${GPU_SESSION_TRIALS:-0,3,4,32,36,39,55,103,119} model="--model models/Llama-3-8B"
-    bench ab_64x4k 120 trials $model --batch 64 --context 4096 --steps 12 --trials "$trials"
-    bench ab_64x1k 90 trials $model --batch 64 --context 1024 --steps 12 --trials "$trials"
-    bench ab_32x2k 60 trials $model --batch 32 --context 2048 --steps 12 --trials 0,36,103,119
-    bench ab_products 60 kernels --only "medium 8B" --trials 0,1,2,3,64,67
-    # Parts of one product left out: its multiplications, x, both, its ends, multiplications and ends, its weights, weights and multiplications.
-    bench ab_parts 60 kernels --only "medium 8B gate_up" --trials 0,256,512,768,1024,1280,2048,2304
-    step ab_cuts 60 env INFERD_TRIAL=67 bin/cuda-bench kernels --only "cut 8B"
-    local round program # what stands in no trial: the whole program beside an older one, in turns
+    local model="--model models/Llama-3-8B" round program context
+    bench ab_products 60 kernels --only "medium 8B"
+    bench ab_cuts 60 kernels --only "cut 8B"
     for round in 1 2 3; do
         for program in cuda-bench-base cuda-bench; do
             [ -e bin/$program ] || continue
-            step "ab_${program}_64x1k_$round" 45 bin/$program decode $model --batch 64 --context 1024 --steps 16
-            step "ab_${program}_1x1k_$round" 30 bin/$program decode $model --batch 1 --context 1024 --steps 32
+            for context in 1024 4096; do
+                step "ab_${program}_64x${context}_$round" 45 env XDG_CACHE_HOME="$work/cache_$program" \
+                    bin/$program decode $model --batch 64 --context $context --steps 16
+            done
+            step "ab_${program}_1x1024_$round" 30 bin/$program decode $model --batch 1 --context 1024 --steps 32
         done
     done
-    bench ab_attention 60 kernels --only "decode 64x" --trials 0,4,32,36
+    bench ab_attention 60 kernels --only "decode "
 }
 
 table() {
@@ -221,7 +218,7 @@ run() {
         --format=csv,noheader -lms 250 > logs/clocks 2>&1 &
     local clocks=$!
     for part in "$@"; do
-        case $part in check | ab | table | ncu | serve) "$part" ;; *) echo "no part $part" ;; esac
+        case $part in check | careful | ab | table | ncu | serve) "$part" ;; *) echo "no part $part" ;; esac
     done
     kill "$clocks" 2>/dev/null
     for log in logs/*.row; do cat "$log"; done > "$OUT/steps.txt"

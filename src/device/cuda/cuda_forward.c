@@ -54,31 +54,14 @@ static enum product_kind kind_of(const struct walk *w, const struct cuda_stage *
                : PRODUCT_LIBRARY;
 }
 
-/* The stage behind this one, if it is a product of the medium kind. */
-static const struct cuda_stage *medium_behind(const struct walk *w)
+/* The stage behind this one, if it is of the medium kind and begins with a norm of all rows: the product before it prepares that. */
+static const struct cuda_stage *norm_behind(const struct walk *w)
 {
     const struct cuda_stage *s = &w->d->b.stages[w->stage + 1];
 
-    if (w->stage + 1 >= w->d->plan->stage_count || !s->weight.rows) return NULL;
-    return kind_of(w, s, s->plan->kind == STAGE_HEAD ? w->f->outputs : w->f->rows) == PRODUCT_MEDIUM
-               ? s
-               : NULL;
-}
-
-/* Its weights may come early. */
-static const struct medium_weight *weight_behind(const struct walk *w)
-{
-    const struct cuda_stage *s = medium_behind(w);
-
-    return s ? &w->d->medium_weights[s->index] : NULL;
-}
-
-/* The same, if it begins with a norm of all rows: the product before it can prepare that. */
-static const struct cuda_stage *norm_behind(const struct walk *w)
-{
-    const struct cuda_stage *s = w->d->ctx.type == KERNEL_BF16 ? medium_behind(w) : NULL;
-
-    return s && (s->plan->kind == STAGE_ATTN_IN || s->plan->kind == STAGE_FFN_IN) ? s : NULL;
+    if (w->stage + 1 >= w->d->plan->stage_count || w->d->ctx.type != KERNEL_BF16) return NULL;
+    if (s->plan->kind != STAGE_ATTN_IN && s->plan->kind != STAGE_FFN_IN) return NULL;
+    return kind_of(w, s, w->f->rows) == PRODUCT_MEDIUM ? s : NULL;
 }
 
 static cudaError_t skinny_product(struct walk *w, const struct cuda_stage *s,
@@ -114,7 +97,6 @@ static cudaError_t medium_product(struct walk *w, const struct cuda_stage *s,
     const struct cuda_stage *next = p->end == SKINNY_RESIDUAL ? norm_behind(w) : NULL;
     struct medium_args a = {
         .weight = &w->d->medium_weights[s->index],
-        .next = weight_behind(w),
         .M = p->rows,
         .x = p->x,
         .x_stride = p->x_stride,
@@ -311,7 +293,6 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
         .slots = b->row_slots,
         .tables = b->groups[p->group].tables,
         .table_stride = b->table_stride,
-        .next = weight_behind(w),
     };
     cudaError_t e = cudaSuccess;
 
@@ -321,17 +302,13 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     struct kernel_context ctx = d->ctx;
     /* Loads on their way to registers take room in L1, and beside a block of a product an SM leaves it little: many rows, which
      * live on what is under way, wait until it is gone. */
-    enum { TRIAL_EVEN_EARLY = 16 }; /* blocks of equal shares: whether that is so for them */
-    if (w->f->decode_rows > CUDA_SKINNY_ROWS && !(ctx.trial & TRIAL_EVEN_EARLY)) ctx.pdl = false;
+    if (w->f->decode_rows > CUDA_SKINNY_ROWS) ctx.pdl = false;
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
-        b->partial,
-        b->partial_ml,
-        (uint32_t *)b->counters,
+        b->partial, b->partial_ml, (uint32_t *)b->counters,
         cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
-        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant,
-        CUDA_EVEN_PLACES};
+        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
     return paged_decode(&ctx, &a, &scratch);
 }
 

@@ -35,8 +35,6 @@ enum {
     /* steps of at most so many rows run the fused products, and those of the next kind (code for sm_90a) */
     CUDA_SKINNY_ROWS = 16,
     CUDA_MEDIUM_ROWS = 64,
-    /* pieces of decode attention by equal shares: two for a block, two blocks an SM */
-    CUDA_EVEN_PLACES = 640,
     CUDA_SPLITS_MAX = 32,          /* parts of a sequence in decode attention */
     CUDA_STAGING_BYTES = 16 << 20, /* one of two */
 };
