@@ -213,44 +213,51 @@ static cudaError_t pass_chunks(struct cuda_device *d, const struct prefill_tile 
     return e;
 }
 
+cudaError_t cuda_pad_rows(struct cuda_device *d)
+{
+    uint64_t bytes = d->b.rows * sizeof(int32_t);
+    cudaError_t e = cudaMemsetAsync(d->b.positions, 0xff, bytes, d->ctx.stream);
+
+    if (!e) e = cudaMemsetAsync(d->b.tokens, 0xff, bytes, d->ctx.stream);
+    for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
+        e = cudaMemsetAsync(d->b.groups[g].kv_slots, 0xff, bytes, d->ctx.stream);
+    return e;
+}
+
+/* What stands around the body, on an image of zeros: the parameters of slot 0, block 0 copied to itself, and a row to sample whose
+ * round never comes. */
+static cudaError_t pass_around(struct cuda_device *d, const void *image)
+{
+    const struct cuda_group *groups = d->b.groups;
+    struct slot_state state = cuda_slot_state(d);
+    struct state_rows_args no_rows = {0};
+    struct sample_args sample = {.rows = 1,
+                                 .round = UINT32_MAX,
+                                 .in = image,
+                                 .vocab_rows = d->plan->vocab_rows,
+                                 .state = state};
+    cudaError_t e = state_rows(&d->ctx, &no_rows);
+
+    if (!e) e = sample_rows(&d->ctx, &sample);
+    if (!e) e = state_open(&d->ctx, &state, image, 1, NULL, NULL);
+    for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
+        e = state_copy_blocks(&d->ctx, groups[g].pool, 1, groups[g].blocks, groups[g].block_bytes,
+                              image, 1);
+    return e ? e
+             : state_gather_block(&d->ctx, groups[0].pool, 1, groups[0].blocks,
+                                  groups[0].block_bytes, 0, d->b.staging[0], false);
+}
+
 /* Runs every kernel that a step may want, on padding alone: the first launch of a kernel loads it, which takes device
  * memory and must not happen while serving or inside a capture. */
 static cudaError_t first_pass(struct cuda_device *d)
 {
-    struct slot_state state = cuda_slot_state(d);
-    struct state_rows_args no_rows = {0};
-    struct prefill_tile tile = {0};
-    struct sample_args sample = {.rows = 1,
-                                 .round = UINT32_MAX,
-                                 .in = (const struct sample_row *)d->b.flights[0].image,
-                                 .vocab_rows = d->plan->vocab_rows,
-                                 .state = state};
-    struct state_copy none = {0, 0};
-    cudaError_t e = cudaMemsetAsync(d->b.positions, 0xff, d->b.rows * 4ull, d->ctx.stream);
+    void *image = d->b.flights[0].image;
+    cudaError_t e = cuda_pad_rows(d);
 
-    if (!e) e = cudaMemsetAsync(d->b.tokens, 0xff, d->b.rows * 4ull, d->ctx.stream);
-    for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
-        e = cudaMemsetAsync(d->b.groups[g].kv_slots, 0xff, d->b.rows * 4ull, d->ctx.stream);
-    if (!e)
-        e = cudaMemcpyAsync(d->b.flights[0].image, &tile, sizeof tile, cudaMemcpyHostToDevice,
-                            d->ctx.stream);
-    if (!e) e = state_rows(&d->ctx, &no_rows);
-    if (!e) e = pass_chunks(d, (const struct prefill_tile *)d->b.flights[0].image);
-    if (!e) e = sample_rows(&d->ctx, &sample);
-    if (!e) e = cudaMemsetAsync(d->b.flights[0].image, 0, 4096, d->ctx.stream);
-    if (!e)
-        e = state_open(&d->ctx, &state, (const struct slot_params *)d->b.flights[0].image, 1, NULL,
-                       NULL);
-    if (!e)
-        e = cudaMemcpyAsync(d->b.flights[0].image, &none, sizeof none, cudaMemcpyHostToDevice,
-                            d->ctx.stream);
-    for (uint32_t g = 0; !e && g < d->plan->group_count; g++)
-        e = state_copy_blocks(&d->ctx, d->b.groups[g].pool, 1, d->b.groups[g].blocks,
-                              d->b.groups[g].block_bytes,
-                              (const struct state_copy *)d->b.flights[0].image, 1);
-    if (!e)
-        e = state_gather_block(&d->ctx, d->b.groups[0].pool, 1, d->b.groups[0].blocks,
-                               d->b.groups[0].block_bytes, 0, d->b.staging[0], false);
+    if (!e) e = cudaMemsetAsync(image, 0, d->b.image_bytes, d->ctx.stream);
+    if (!e) e = pass_chunks(d, image); /* a tile of no rows */
+    if (!e) e = pass_around(d, image);
     return e ? e : cudaStreamSynchronize(d->ctx.stream);
 }
 

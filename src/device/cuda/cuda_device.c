@@ -151,9 +151,7 @@ static cudaError_t run_padding(struct cuda_device *d)
     cudaError_t e = cudaEventRecord(uploaded, d->upload);
 
     if (!e) e = cudaStreamWaitEvent(d->ctx.stream, uploaded, 0);
-    if (!e) e = cudaMemsetAsync(d->b.positions, 0xff, d->b.rows * 4ull, d->ctx.stream);
-    for (uint32_t g = 0; !e && g < d->plan->group_count; g++) /* rows of no sequence */
-        e = cudaMemsetAsync(d->b.groups[g].kv_slots, 0xff, d->b.rows * 4ull, d->ctx.stream);
+    if (!e) e = cuda_pad_rows(d);
     if (!e)
         e = d->graphs[0] ? cudaGraphLaunch(d->graphs[0], d->ctx.stream) : cuda_forward_run(d, &one);
     return e ? e : cudaStreamSynchronize(d->ctx.stream);

@@ -78,6 +78,8 @@ struct cuda_device {
 /* --- cuda_compile.c --- */
 enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
                          const struct device_limits *limits, struct error *err);
+/* Makes every row one of no sequence: kernels write nothing for it. On d->ctx.stream. */
+cudaError_t cuda_pad_rows(struct cuda_device *d);
 /* The graph of bucket i, which there is not. */
 cudaError_t cuda_recapture(struct cuda_device *d, uint32_t i);
 /* Stages with a product of the kind and shape of s, in the plan's order: so many that, one behind the other, none is in L2 when its

@@ -36,5 +36,6 @@ enum status cuda_gemm_prepare(struct cuda_gemm *gemm, const struct cuda_gemm_sha
 struct gemm_cache *cuda_gemm_cache(struct cuda_gemm *gemm);
 /* All shapes are prepared: what was measured goes to disk. Returns how many choices were measured, not read. */
 uint32_t cuda_gemm_settle(struct cuda_gemm *gemm);
+/* Errors: what the stream has had before, else what the library says, in CUDA's words. */
 cudaError_t cuda_gemm_run(struct cuda_gemm *gemm, uint32_t id, const void *W, const void *x,
                           uint32_t M, void *y, float alpha, cudaStream_t stream);

@@ -7,6 +7,7 @@
  *   <N> <K> <ldx> <ldy> <y is float32> <rows> <16 hex digits> x 8
  *   ...
  *   sum <hash of all lines above>
+ * How the medium products are cut is kept here too (cuda_medium.c): rows is 0 there, which no product of the library has.
  * A file that is cut, changed or of another key counts as empty, with one line in the log; it is written whole and renamed into
  * place. Not being able to write costs a line in the log and the time at the next start, nothing else.
  * Thread: one. Memory: the entries, grown as they come. */
