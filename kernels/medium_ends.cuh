@@ -12,7 +12,10 @@
 #include "medium_gemm.h"
 
 struct medium_params {
-    uint32_t M, N, rows8, kblocks, tiles, splits, share, stages;
+    uint32_t M, N, rows8, tiles, groups, splits, share, stages; /* groups: of `share` tiles */
+    uint32_t sharers; /* ranks of the blocks that x is brought for at once, of split 0 */
+    uint16_t k_begin[CLUSTER_MAX + 1];    /* of each split, in 64 columns */
+    uint8_t first_group[CLUSTER_MAX + 1]; /* of 16 rows, that each split finishes */
     const float *norm_sums;
     uint32_t norm_tiles;
     float norm_scale, norm_eps; /* norm_scale: 1 / columns */

@@ -35,7 +35,7 @@ using params = medium_params;
 
 /* --- who finishes what, where K is cut: groups of 16 rows --- */
 
-__host__ __device__ constexpr uint32_t first_group_of(uint32_t split, uint32_t splits)
+constexpr uint32_t first_group_of(uint32_t split, uint32_t splits)
 {
     const uint32_t owners = splits < GROUPS ? splits : GROUPS;
 
@@ -53,8 +53,8 @@ __device__ __forceinline__ owned owned_by(const params &p, uint32_t split)
 {
     const uint32_t used = (p.M + GROUP - 1) / GROUP;
 
-    return {min(first_group_of(split, p.splits), used),
-            min(first_group_of(split + 1, p.splits), used)};
+    return {min((uint32_t)p.first_group[split], used),
+            min((uint32_t)p.first_group[split + 1], used)};
 }
 /* Of a group, from one block: the fours of all lanes, one eight of columns behind the other. */
 __host__ __device__ constexpr uint32_t group_bytes(uint32_t tile)
@@ -68,14 +68,15 @@ struct run { /* of a block: its place in the cluster, its tiles and its part of 
     uint32_t split, member, group, groups, group_step, k_begin, k_count;
 };
 
+/* No divisions: all of it stands in front of the first weights. */
 __device__ __forceinline__ run run_of(const params &p)
 {
-    const uint32_t size = p.splits * p.share, rank = blockIdx.x % size;
-    run r = {rank % p.splits, rank / p.splits, blockIdx.x / size, (p.tiles + p.share - 1) / p.share,
-             gridDim.x / size};
+    run r = {cluster_rank(), 0, cluster_index(), p.groups, cluster_count()};
 
-    r.k_begin = p.kblocks * r.split / p.splits;
-    r.k_count = p.kblocks * (r.split + 1) / p.splits - r.k_begin;
+    for (; r.split >= p.splits; r.member++)
+        r.split -= p.splits;
+    r.k_begin = p.k_begin[r.split];
+    r.k_count = p.k_begin[r.split + 1] - r.k_begin;
     return r;
 }
 
@@ -203,7 +204,7 @@ __device__ __forceinline__ void send_sums(const params &p, const run &r, const f
 {
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, group = warp % 4;
     const uint32_t owner = owner_of(group, p.splits), rank = owner + r.member * p.splits;
-    const uint32_t place = (group - first_group_of(owner, p.splits)) * p.splits + r.split;
+    const uint32_t place = (group - p.first_group[owner]) * p.splits + r.split;
     const uint32_t to = cluster_map(inbox, rank) + place * group_bytes(2 * WN) +
                         warp / 4 * group_bytes(WN) + lane * 16;
     const uint32_t bar = cluster_map(smem_addr(arrived), rank);
@@ -345,9 +346,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     static_assert(WARPS * GROUP <= 2 * ROWS, "squares of warps");
     unsigned char *const ring = raw + ((1024 - (smem_addr(raw) & 1023)) & 1023);
     const run r = run_of(p);
-    uint32_t sharers = 0;
-    for (uint32_t i = 0; i < p.share; i++)
-        sharers |= 1u << (r.split + i * p.splits);
     producer<2 *WN> loads = {p,
                              r,
                              &W,
@@ -356,22 +354,25 @@ __global__ void __launch_bounds__(THREADS, 1)
                              empty,
                              ring,
                              r.k_count < p.stages ? r.k_count : p.stages,
-                             (uint16_t)sharers};
+                             (uint16_t)(p.sharers << r.split)};
 
     pdl_trigger();
-    if (threadIdx.x == COMPUTE) {
-        tensor_map_prefetch(&x);
+    if (threadIdx.x ==
+        COMPUTE) { /* what stands in front of the first weights is short, and by one thread: barriers are made one by one */
+        const owned groups = owned_by(p, r.split);
+        tensor_map_prefetch(&W), tensor_map_prefetch(&x);
 #pragma unroll 1
-        for (uint32_t i = 0; i < p.stages; i++) {
+        for (uint32_t i = 0; i < p.stages; i++)
             mbarrier_init(&full[i], 1);
-            /* who brings x for a stage waits for all who read it */
+        mbarrier_init_fence();
+        loads.begin();
+#pragma unroll 1
+        for (uint32_t i = 0; i < p.stages;
+             i++) /* who brings x for a stage waits for all who read it */
             mbarrier_init(&empty[i], turn_of(p, i) == r.member ? WARPS * p.share : WARPS);
-        }
         mbarrier_init(&arrived, 1);
         mbarrier_init_fence();
-        const owned groups = owned_by(p, r.split);
         mbarrier_expect(&arrived, (groups.end - groups.first) * p.splits * group_bytes(2 * WN));
-        loads.begin();
     }
     __syncthreads();
     /* barriers are there before others count on them */
@@ -432,32 +433,41 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_arg
     const memory m = memory_of(s, w->K / 64, clusters < groups);
     const uint64_t dims[3] = {64, a->M, w->K / 64}, strides[2] = {a->x_stride * 2, 128};
     const uint32_t box[3] = {64, rows8, 1};
-    const params p = {a->M,
-                      w->N,
-                      rows8,
-                      w->K / 64,
-                      tiles,
-                      s.splits,
-                      s.share,
-                      m.stages,
-                      a->norm_sums,
-                      a->norm_tiles,
-                      1.f / (float)a->norm_cols,
-                      a->norm_eps,
-                      a->bias,
-                      a->act,
-                      a->scale,
-                      a->softcap,
-                      a->y,
-                      a->y_stride,
-                      a->next_gain,
-                      a->h,
-                      a->h_stride,
-                      a->sums,
-                      a->qkv};
+    params p = {a->M,
+                w->N,
+                rows8,
+                tiles,
+                groups,
+                s.splits,
+                s.share,
+                m.stages,
+                0,
+                {},
+                {},
+                a->norm_sums,
+                a->norm_tiles,
+                1.f / (float)a->norm_cols,
+                a->norm_eps,
+                a->bias,
+                a->act,
+                a->scale,
+                a->softcap,
+                a->y,
+                a->y_stride,
+                a->next_gain,
+                a->h,
+                a->h_stride,
+                a->sums,
+                a->qkv};
     const auto kernel = medium_kernel<T, WN, END>;
     CUtensorMap W, x;
 
+    for (uint32_t i = 0; i <= s.splits; i++) {
+        p.k_begin[i] = (uint16_t)(w->K / 64 * i / s.splits);
+        p.first_group[i] = (uint8_t)first_group_of(i, s.splits);
+    }
+    for (uint32_t i = 0; i < s.share; i++)
+        p.sharers |= 1u << i * s.splits;
     memcpy(&W, w->map, sizeof W);
     cudaError_t e = tensor_map_3d(&x, ctx->type, a->x, dims, strides, box, true);
     if (!e)

@@ -133,22 +133,28 @@ __device__ __forceinline__ void tensor_map_prefetch(const void *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 #endif
 }
-/* A box of a tensor map to L2 only. */
-__device__ __forceinline__ void tma_prefetch_3d(const void *map, int c0, int c1, int c2)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
-                 "r"(c0), "r"(c1), "r"(c2)
-                 : "memory");
-#endif
-}
-
 /* --- clusters, sm_90: blocks that see each other's shared memory --- */
 __device__ __forceinline__ uint32_t cluster_rank()
 {
     uint32_t r = 0;
 #if __CUDA_ARCH__ >= 900
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
+    return r;
+}
+__device__ __forceinline__ uint32_t cluster_index()
+{
+    uint32_t r = blockIdx.x;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(r));
+#endif
+    return r;
+}
+__device__ __forceinline__ uint32_t cluster_count()
+{
+    uint32_t r = gridDim.x;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(r));
 #endif
     return r;
 }
