@@ -302,7 +302,7 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     struct kernel_context ctx = d->ctx;
     /* Loads on their way to registers take room in L1, and beside a block of a product an SM leaves it little: many rows, which
      * live on what is under way, wait until it is gone. */
-    if (w->f->decode_rows > CUDA_SKINNY_ROWS) ctx.pdl = false;
+    if (w->f->decode_rows > CUDA_SKINNY_ROWS && !(ctx.trial & 2)) ctx.pdl = false;
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
