@@ -130,13 +130,9 @@ static void truncate_prompts(struct draft *d)
     int64_t keep = d->params.truncate_prompt_tokens;
 
     for (uint32_t p = 0; keep > 0 && p < d->prompts.count; p++) {
-        struct token_list *list = &d->prompts.lists[p];
+        bool cut = token_list_keep_last(&d->prompts.lists[p], (uint64_t)keep);
 
-        if (list->count <= (uint64_t)keep) continue;
-        memmove(list->ids, list->ids + (list->count - (size_t)keep),
-                (size_t)keep * sizeof *list->ids);
-        list->count = (size_t)keep;
-        if (d->prompts.texts) d->prompts.texts[p] = NULL;
+        if (cut && d->prompts.texts) d->prompts.texts[p] = NULL;
     }
 }
 

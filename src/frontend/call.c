@@ -122,7 +122,14 @@ void call_count(struct call *call, unsigned status)
     call_report(call, status, clock_mono_ns());
 }
 
-/* --- on a text thread --- */
+/* --- to a text thread, and on it --- */
+
+enum status call_to_text(struct call *call, size_t bytes)
+{
+    enum text_lane lane = text_lane_of(bytes, !call_is_generation(call));
+
+    return text_lanes_submit(&call->frontend->lanes, lane, call);
+}
 
 /* As the model sees it, cut: only where the operator asks. */
 static void log_prompt(const struct call *call)

@@ -114,9 +114,7 @@ struct call {
 struct frontend {
     struct frontend_options options;
     struct http_stats *stats;
-    struct text_pool *pool;
-    struct text_pool
-        *long_pool; /* one thread for large bodies, so that small ones never wait behind them */
+    struct text_lanes lanes;
     _Atomic(struct engine *) engine; /* NULL: loading; set after `model` */
     struct api_model model;
     struct settings *settings_now;              /* under lock */
@@ -154,6 +152,8 @@ struct call *call_create(struct conn *conn, const char *target);
 void call_destroy(struct call *call);
 /* Takes memory for `bytes` more of the body; false: over the limit of all bodies. */
 bool call_reserve_body(struct call *call, uint64_t bytes);
+/* Gives a call whose body (or message) has so many bytes to the text threads of its lane, which run call_run. STATUS_FULL: not taken. */
+enum status call_to_text(struct call *call, size_t bytes);
 /* On a text thread: parse, tokenise, submit; then hands the call back to its I/O thread. */
 void call_run(void *call);
 /* On the I/O thread, after call_run: the call goes on by what has become of it. */

@@ -2,7 +2,7 @@
  *
  * Threads: `io_threads` I/O threads, each with an epoll loop, a libmicrohttpd daemon of its own in external mode and a
  * share of the connections; `text_threads` text threads that parse, render and tokenise (all but short prompts: a long
- * prompt must not stall other streams). A request's life:
+ * prompt must not stall other streams), and one more for each lane of long texts (text_pool.h). A request's life:
  *
  *     I/O thread            text pool                engine             I/O thread
  *     read ─► suspend ─►  api_open, engine_submit ─► outputs, bell ─► api_stream ─► resume, send

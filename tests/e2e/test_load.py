@@ -146,3 +146,26 @@ def test_a_long_text_delays_no_other_client(daemon):
                 assert time.monotonic() - begin < 0.2
             assert c.answer().status == 400
     at_best(undelayed)
+
+
+def test_only_texts_of_their_own_kind_and_size_wait_for_a_huge_one(start):
+    """16 MiB of one letter to be tokenised, twice, hold a thread for seconds. Whatever else has text gets its answer before
+    the second of them: by the order of answers, not by a clock."""
+    daemon = start(device="null")
+    cases = [("/v1/completions", 200 << 10, 400), ("/tokenize", 200 << 10, 200), ("/v1/completions", 2 << 20, 400),
+             ("/v1/completions", 2 << 10, 200), ("/tokenize", 2 << 10, 200)]
+    letters = iter("abcdefgh")
+    with daemon.raw(600) as first, daemon.raw(600) as second:
+        for c in (first, second):
+            c.send(post("/tokenize", {"prompt": next(letters) * ((16 << 20) - 64)}))
+        for path, size, status in cases:
+            with daemon.raw(600) as c:
+                c.send(post(path, {"prompt": ("word " * (size // 5))[:size], "max_tokens": 1}))
+                assert c.answer().status == status, (path, size)
+                second.sock.setblocking(False)
+                try:
+                    assert not second.sock.recv(1), f"{path} of {size} bytes waited for 32 MiB of text"
+                except BlockingIOError:
+                    pass
+                second.sock.settimeout(600)
+        assert first.answer().status == 200 and second.answer().status == 200
