@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/check.h"
 #include "cli/cli.h"
 #include "config/config.h"
 #include "formats/weights.h"
@@ -109,9 +110,9 @@ int cli_inspect(int argc, char **argv)
 {
     struct config config;
     struct error err;
-    enum status st = config_parse(argc, argv, &config, &err);
+    enum status st = STATUS_OK;
 
-    if (st) return cli_fail(&err) + 1;
+    if (check_parse(argc, argv, &config)) return 2;
     if (config.help || !config.model || config.rest.count) {
         fprintf(config.help ? stdout : stderr, "usage: inferd inspect MODEL\n");
         st = config.help ? STATUS_OK : STATUS_INVALID;

@@ -129,7 +129,7 @@ static char *default_name(const char *model, const char *path)
     return name;
 }
 
-static enum status choose_name(const struct config *config, struct loaded *l, struct error *err)
+enum status load_check_names(const struct config *config, struct error *err)
 {
     const struct config_strings *given = &config->served_model_name;
 
@@ -137,6 +137,13 @@ static enum status choose_name(const struct config *config, struct loaded *l, st
         if (!is_name(slice_str(given->items[i])))
             return error_set(err, STATUS_INVALID,
                              "--served-model-name must be UTF-8 without control characters");
+    return STATUS_OK;
+}
+
+static enum status choose_name(const struct config *config, struct loaded *l, struct error *err)
+{
+    const struct config_strings *given = &config->served_model_name;
+
     l->name = given->count ? strdup(given->items[0]) : default_name(config->model, l->path);
     return l->name ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for the model's name");
 }

@@ -47,6 +47,9 @@ uint64_t load_kv_tokens(const struct loaded *loaded);
 enum status load_device_options(const struct config *config, struct device_options *out,
                                 struct error *err);
 
+/* Whether --served-model-name can be told in answers and log lines. Errors: STATUS_INVALID. Has been asked before load_open. */
+enum status load_check_names(const struct config *config, struct error *err);
+
 /* --- shared with `inferd plan`, so that it and serve cannot disagree --- */
 /* Opens the device that --device names; options->kind tells which. auto: the GPU where this build and machine have one, else the
  * CPU; with --gpu-memory only a GPU will do. */

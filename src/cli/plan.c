@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/load.h"
 
@@ -136,9 +137,9 @@ int cli_plan(int argc, char **argv)
 {
     struct config config;
     struct error err;
-    enum status st = config_parse(argc, argv, &config, &err);
+    enum status st = STATUS_OK;
 
-    if (st) return cli_fail(&err) + 1;
+    if (check_parse(argc, argv, &config)) return 2;
     if (config.help || !config.model || config.rest.count) {
         fprintf(config.help ? stdout : stderr,
                 "usage: inferd plan MODEL [any option of serve] [--gpu-memory 141GB] [--json]\n");

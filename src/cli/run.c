@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/file_map.h"
 #include "base/log.h"
+#include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/load.h"
 #include "text/detok.h"
@@ -211,9 +212,6 @@ static enum status prompt_text(const struct config *config, char **out, uint64_t
     struct buf words;
 
     *out = NULL;
-    if (config->prompt_file && config->rest.count)
-        return error_set(err, STATUS_INVALID,
-                         "the prompt is given twice: by --prompt-file and by words; one is enough");
     if (config->prompt_file) return file_read(config->prompt_file, 16 << 20, out, len, err);
     if (!config->rest.count) return STATUS_OK;
     buf_init(&words, 0);
@@ -232,9 +230,9 @@ int cli_run(int argc, char **argv)
     struct error err;
     char *prompt = NULL;
     uint64_t prompt_len = 0;
-    enum status st = config_parse(argc, argv, &config, &err);
+    enum status st = STATUS_OK;
 
-    if (st) return cli_fail(&err) + 1;
+    if (check_parse(argc, argv, &config)) return 2;
     if (config.help || !config.model) {
         int status = config.help ? 0 : 2;
         fprintf(config.help ? stdout : stderr,
@@ -242,6 +240,12 @@ int cli_run(int argc, char **argv)
         if (config.help) config_print_help(stdout);
         config_fini(&config);
         return status;
+    }
+    if (config.prompt_file && config.rest.count) {
+        config_fini(&config);
+        error_set(&err, STATUS_INVALID,
+                  "the prompt is given twice: by --prompt-file and by words; one is enough");
+        return cli_fail(&err) + 1;
     }
     log_set_level(config_given(&config, "log_level") && strcmp(config.log_level, "debug") == 0
                       ? LOG_DEBUG

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/utf8.h"
+#include "cli/check.h"
 #include "cli/cli.h"
 #include "config/config.h"
 #include "formats/weights.h"
@@ -78,7 +79,7 @@ int cli_tokenize(int argc, char **argv)
     char *path = NULL;
     bool lines = false;
     int kept = 1;
-    enum status st;
+    enum status st = STATUS_OK;
 
     for (int i = 1; i < argc; i++) { /* --jsonl is this command's own; the rest are options */
         if (strcmp(argv[i], "--jsonl") == 0)
@@ -86,8 +87,7 @@ int cli_tokenize(int argc, char **argv)
         else
             argv[kept++] = argv[i];
     }
-    st = config_parse(kept, argv, &config, &err);
-    if (st) return cli_fail(&err) + 1;
+    if (check_parse(kept, argv, &config)) return 2;
     if (config.help || (!lines && (!config.model || !config.rest.count))) {
         fprintf(config.help ? stdout : stderr,
                 "usage: inferd tokenize MODEL TEXT\n       inferd tokenize --jsonl [MODEL]\n");

@@ -84,6 +84,10 @@ struct frontend_options {
     const char *commit;               /* NULL: not told */
 };
 
+/* Whether a ZeroMQ endpoint can be listened on at all: "tcp://HOST:PORT" or "ipc://PATH". Errors: STATUS_INVALID, saying what would be
+ * right. */
+enum status frontend_check_endpoint(const char *endpoint, struct error *err);
+
 /* Binds, listens (unless that waits for set_ready), starts the threads. Errors: STATUS_IO with address and port in the sentence (a taken port too, before
  * anything else is done), STATUS_NOMEM, STATUS_INVALID (host is no address). */
 enum status frontend_start(const struct frontend_options *options, struct frontend **out,

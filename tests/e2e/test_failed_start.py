@@ -1,7 +1,9 @@
-"""What cannot start says why in a sentence and ends with 1, never by a signal; what is in the way of a socket is not removed.
+"""What cannot start says why in a sentence and ends with 1, or with 2 where the command line is wrong whatever the machine, never by
+a signal; what is in the way of a socket is not removed.
 
 Method: each case with the real program, its exit status exactly; `run` and `serve` close what a failed load has opened once
 more than it was opened."""
+import re
 import shutil
 import signal
 import socket
@@ -59,11 +61,59 @@ def test_parts_of_a_character_are_shown_as_bytes():
     assert done.returncode == 0 and "é" in done.stdout.decode() and "\\x96" in done.stdout.decode(), done.stdout
 
 
-@pytest.mark.parametrize("options", [["--max-model-len", "100000"], ["--inject-fault", "alloc@x"],
-                                     ["--chat-template", "/nonexistent"], ["--chat-template", "/"]])
+@pytest.mark.parametrize("options", [["--max-model-len", "100000"], ["--chat-template", "/nonexistent"], ["--chat-template", "/"]])
 def test_options_that_the_model_cannot_have(options):
     refused("run", model_path(), *options, "hi")
     refused("serve", model_path(), "--port", 0, *options)
+
+
+WRONG = [(["--device", "wrong"], "null:STEP_US"), (["--device", "cpu:3"], "null:STEP_US"), (["--device", "null:x"], "null:STEP_US"),
+         (["--device", "cuda:1024"], "null:STEP_US"), (["--device", "cuda:"], "null:STEP_US"), (["--device", "CPU"], "null:STEP_US"),
+         (["--inject-fault", "alloc@x"], "step@N"), (["--cpu-set", "9-1"], "0-3,8"), (["--io-cpu-set", "a"], "--io-cpu-set"),
+         (["--dtype", "wrong"], "bfloat16"), (["--load-format", "wrong"], "dummy"), (["--cpu-numerics", "wrong"], "exact"),
+         (["--cpu-isa", "wrong"], "avx2"), (["--log-level", "wrong"], "warn"), (["--log-format", "wrong"], "json"),
+         (["--device", "cpu", "--gpu-memory", "1GB"], "--device cuda"), (["--cors=wrong"], "true or false"), (["--port", "wrong"], "65535"),
+         (["--temperature", "nan"], "0 to 2"), (["--gpu-memory", "1XB"], "GiB"), (["--tls-cert", "x"], "--tls-key"), (["--tls-key", "x"], "--tls-cert"),
+         (["--otlp-endpoint", "x"], "http"), (["--otlp-endpoint", "http://x:y"], "http"), (["--otlp-traces-endpoint", "ftp://x"], "http"),
+         (["--otlp-headers", "x"], "--otlp-headers"), (["--otlp-resource-attributes", "x"], "--otlp-resource-attributes"),
+         (["--zmq-listen", "x"], "tcp://"), (["--zmq-server-key-file", "x"], "--zmq-listen"), (["--zmq-client-keys-file", "x"], "--zmq-listen"),
+         (["--uds", "x", "--reuse-port"], "--reuse-port"), (["--no-such"], "no such option")]
+
+
+@pytest.mark.parametrize("options, words", WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+def test_a_value_that_no_machine_could_take_is_wrong_usage(options, words):
+    """The same status, 2, and the same sentence of every command that takes the options of serve, as a flag and as a variable."""
+    told = set()
+    for command in (["serve"], ["plan"], ["run"], ["inspect"], ["tokenize"]):
+        done = subprocess.run([str(binary()), *command, str(model_path()), *options, *(["hi"] if command[0] in ("run", "tokenize") else [])],
+                              capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        assert done.returncode == 2 and not done.stdout, (command, done.returncode, done.stderr)
+        told.add(done.stderr)
+    assert len(told) == 1 and words in told.pop()
+
+
+def test_every_option_with_a_set_of_values_is_held_to_it():
+    """Of the table itself, so that a new one is not forgotten: a CHOICE, a number or a BOOL that is none of it ends with 2."""
+    page = subprocess.run([str(binary()), "docs", "configuration"], capture_output=True, text=True, check=True).stdout
+    seen = 0
+    for flag, bounds in re.findall(r"^\| `(--[a-z0-9-]+)`[^|]*\|[^|]*\| ([^|]+) \|", page, re.M):
+        if bounds.startswith("text"):
+            continue
+        done = subprocess.run([str(binary()), "serve", str(model_path()), f"{flag}=wrong"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and flag in done.stderr, (flag, bounds, done)
+        seen += 1
+    assert seen > 40
+
+
+@pytest.mark.parametrize("args, words", [
+    (["bench", "fit", "--model", "x", "--device", "wrong"], "cpu or cuda"), (["bench", "fit", "--model", "x", "--cpu-numerics", "wrong"], "fast or exact"),
+    (["bench", "device", "x", "--device", "wrong"], "--device"), (["bench", "serve", "--dataset-name", "wrong"], "trace"),
+    (["bench", "serve", "--prompt-kind", "wrong"], "ids or text"), (["simulate", "--trace", "x", "--device", "x", "--router", "wrong"], "round-robin"),
+    (["simulate", "--trace", "x", "--device", "x", "--batch-window", "wrong"], "fixed:MS"), (["docs", "wrong"], "configuration|man"),
+    (["bench", "wrong"], "bench serve"), (["wrong"], "serve MODEL"), (["run", "x", "-f", "x", "words"], "given twice")])
+def test_other_commands_hold_their_words_to_their_sets(args, words):
+    done = subprocess.run([str(binary()), *args], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and words in done.stderr, done
 
 
 def test_prompts_that_are_no_text():
@@ -92,7 +142,7 @@ def test_an_empty_host_is_not_all_addresses():
 
 
 def test_a_fault_of_the_cpus_options_is_not_said_of_a_gpu():
-    assert "GPU" not in refused("plan", model_path(), "--cpu-set", "9-1")
+    assert "GPU" not in refused("plan", model_path(), "--cpu-set", "1000")  # one that is not there
 
 
 def test_an_ipv6_address_is_logged_as_a_url(start):

@@ -279,3 +279,26 @@ TEST(opentelemetry_variables_rank_below_ours)
                                   "INFERD_OTLP_SERVICE_NAME", "OTEL_TRACES_SAMPLER",
                                   "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED"}[i]);
 }
+
+static const char *peek(int argc, const char **argv)
+{
+    return config_peek(argc, (char **)(uintptr_t)argv, "log_format");
+}
+
+TEST(a_value_can_be_looked_at_where_the_options_cannot_be_read)
+{
+    static const char *last[] = {"serve", "--log-format",     "text", "m", "--prot",
+                                 "1",     "--log-format=json"};
+    static const char *odd[] = {"serve", "--port",       "--log_format", "json",
+                                "--",    "--log-format", "text"};
+    static const char *cut[] = {"serve", "--log-format"};
+
+    EXPECT_STR(peek(7, last), "json");
+    EXPECT_STR(peek(7, odd), "json");
+    EXPECT_TRUE(peek(2, cut) == NULL);
+    EXPECT_TRUE(peek(1, cut) == NULL);
+    setenv("INFERD_LOG_FORMAT", "json", 1);
+    EXPECT_STR(peek(1, cut), "json");
+    EXPECT_STR(peek(3, last), "text");
+    unsetenv("INFERD_LOG_FORMAT");
+}
