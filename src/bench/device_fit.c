@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/shown.h"
 #include "bench/bench_args.h"
 #include "bench/device_model.h"
 #include "bench/fit_solve.h"
@@ -323,7 +324,7 @@ int bench_fit_main(int argc, char **argv)
     m.gpu = strcmp(f.device_name, "cuda") == 0;
     if (!st && f.log_path) st = front_from_log(f.log_path, &m.request_ns, &m.reply_ns, &err);
     if (!st) st = write_model(&f, &m, &err);
-    if (st) fprintf(stderr, "inferd: bench fit: %s\n", err.message);
+    if (st) shown_error("bench fit", &err);
     close_device(&f);
     return st != STATUS_OK;
 }

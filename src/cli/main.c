@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/shown.h"
 #include "bench/simulate.h"
 #include "cli/cli.h"
 
@@ -33,7 +34,7 @@ enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
 
 int cli_fail(const struct error *err)
 {
-    fprintf(stderr, "inferd: %s\n", err->message);
+    shown_error(NULL, err);
     return 1;
 }
 

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/file_map.h"
 #include "base/log.h"
+#include "base/shown.h"
 #include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/load.h"
@@ -87,7 +88,10 @@ static enum status make_request(struct session *s, struct request **out, struct 
 
 static void show(struct buf *text, struct buf *answer)
 {
-    fwrite(text->ptr, 1, text->len, stdout);
+    if (isatty(STDOUT_FILENO))
+        shown_put(buf_slice(text), true, stdout); /* a model may say anything */
+    else
+        fwrite(text->ptr, 1, text->len, stdout);
     fflush(stdout);
     buf_append_slice(answer, buf_slice(text));
     buf_clear(text);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/utf8.h"
+#include "base/shown.h"
 #include "cli/check.h"
 #include "cli/cli.h"
 #include "config/config.h"
@@ -38,15 +38,9 @@ static void print_tokens(const struct tokenizer *tok, const struct token_list *t
 {
     for (size_t i = 0; i < tokens->count; i++) {
         struct slice bytes = tokenizer_token_bytes(tok, tokens->ids[i]);
-        bool whole = utf8_valid(bytes); /* not a part of a character */
+
         printf("%8d  ", tokens->ids[i]);
-        for (size_t b = 0; b < bytes.len; b++) {
-            unsigned char c = (unsigned char)bytes.ptr[b];
-            if (c < 0x20 || c == 0x7f || (c > 0x7f && !whole))
-                printf(c == '\n' ? "\\n" : c == '\t' ? "\\t" : "\\x%02x", c);
-            else
-                putchar(c);
-        }
+        shown_put(bytes, false, stdout); /* a part of a character as its bytes */
         putchar('\n');
     }
     printf("%zu tokens\n", tokens->count);

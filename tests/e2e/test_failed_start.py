@@ -56,6 +56,29 @@ def test_a_template_that_does_not_compile_is_told_by_inspect(tmp_path):
     assert done.returncode == 0 and "does not pass" not in done.stdout
 
 
+TEMPLATES = [(None, "cannot open"), ("{% fur x %}", "fur"), ("{{ x", "cannot be used"), ("x" * (1 << 20) + "x", "at most 1048576")]
+
+
+@pytest.mark.parametrize("text, words", TEMPLATES, ids=["none", "tag", "open", "large"])
+def test_a_wrong_template_is_told_by_every_command_as_by_serve(tmp_path, text, words):
+    path = tmp_path / "t.jinja"
+    if text:
+        path.write_text(text)
+    told = [refused(command, model_path(), "--device", "null", *(["--port", 0] if command == "serve" else []), "--chat-template", path,
+                    *(["hi"] if command == "run" else [])) for command in ("serve", "run", "plan", "inspect")]
+    sentences = {next(line for line in t.splitlines() if line.startswith("inferd:")) for t in told}
+    assert len(sentences) == 1 and words in sentences.pop() and str(path) in told[0], told
+
+
+def test_inspect_shows_the_template_that_serve_would_use(tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}\nof mine")
+    done = subprocess.run([str(binary()), "inspect", str(model_path()), "--chat-template", str(tmp_path / "t.jinja")], capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.endswith("chat template: 33 bytes\n{{ messages[0].content }}\nof mine\n"), done.stdout[-200:]
+    plan = subprocess.run([str(binary()), "plan", str(model_path()), "--chat-template", str(tmp_path / "t.jinja")], capture_output=True, timeout=120)
+    assert plan.returncode == 0
+
+
 def test_parts_of_a_character_are_shown_as_bytes():
     done = subprocess.run([str(binary()), "tokenize", str(model_path()), "é世"], capture_output=True, timeout=120)
     assert done.returncode == 0 and "é" in done.stdout.decode() and "\\x96" in done.stdout.decode(), done.stdout
