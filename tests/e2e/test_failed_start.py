@@ -56,6 +56,14 @@ def test_a_template_that_does_not_compile_is_told_by_inspect(tmp_path):
     assert done.returncode == 0 and "does not pass" not in done.stdout
 
 
+@pytest.mark.parametrize("options", [["--device", "null"], ["--device", "cpu"], ["--load-format", "dummy"]], ids=" ".join)
+def test_a_folder_with_nothing_but_gguf_files_names_one(tmp_path, options):
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).symlink_to(model_path())
+    for command in (["serve", tmp_path, "--port", 0], ["plan", tmp_path], ["inspect", tmp_path], ["run", tmp_path, "hi"], ["tokenize", tmp_path, "hi"]):
+        assert f"give the path of the .gguf file itself, as in {tmp_path}/a.gguf" in refused(*command, *options)
+
+
 TEMPLATES = [(None, "cannot open"), ("{% fur x %}", "fur"), ("{{ x", "cannot be used"), ("x" * (1 << 20) + "x", "at most 1048576")]
 
 
