@@ -171,16 +171,16 @@ static bool check_context(struct draft *d)
     if (allowed && longest > allowed)
         return api_refuse(d->fault, 400, "context_length_exceeded",
                           d->route == API_CHAT ? "messages" : "prompt",
-                          "A prompt may have at most %u tokens on this server; yours has %" PRIu64
+                          "A prompt may have at most %u token%s on this server; yours has %" PRIu64
                           ". Please shorten it.",
-                          allowed, longest);
+                          allowed, plural(allowed), longest);
     if (longest > context || (longest == context && !scores_only))
         return api_refuse(d->fault, 400, "context_length_exceeded",
                           d->route == API_CHAT ? "messages" : "prompt",
                           "This model's maximum context length is %" PRIu64
                           " tokens. However, your prompt has %" PRIu64
-                          " tokens, which leaves no room for an answer. Please shorten it.",
-                          context, longest);
+                          " token%s, which leaves no room for an answer. Please shorten it.",
+                          context, longest, plural(longest));
     if (p->max_tokens < 0) {
         uint64_t left = context - longest;
 

@@ -174,9 +174,9 @@ static void print_run(const struct simulation *s, const struct sim_result *r)
 {
     char name[256];
 
-    printf("%s, %u replica%s, %u requests at %g times the trace's pace\n",
+    printf("%s, %u replica%s, %u request%s at %g times the trace's pace\n",
            shown(slice_str(s->o.device.name), name, sizeof name), s->o.replicas,
-           s->o.replicas == 1 ? "" : "s", s->trace.count, s->o.speed);
+           plural(s->o.replicas), s->trace.count, plural(s->trace.count), s->o.speed);
     printf("%-44s %.2f\n", "Duration (virtual s):", r->seconds);
     printf("%-44s %u\n%-44s %u, %u\n%-44s %u\n", "Successful requests:", r->completed,
            "Refused requests (429): full, late:", r->refused, r->refused_late,

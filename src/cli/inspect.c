@@ -42,11 +42,12 @@ static void print_dtypes(const struct weights *w)
         bytes[view->dtype] += view->bytes;
         counts[view->dtype]++;
     }
-    printf("weights: %u tensors, %.1f MB\n", weights_count(w), (double)weights_bytes(w) / 1e6);
+    printf("weights: %u tensor%s, %.1f MB\n", weights_count(w), plural(weights_count(w)),
+           (double)weights_bytes(w) / 1e6);
     for (int d = 0; d < DTYPE_COUNT; d++)
         if (counts[d])
-            printf("  %-8s %5u tensors %12.1f MB\n", dtype_info((enum dtype)d)->name, counts[d],
-                   (double)bytes[d] / 1e6);
+            printf("  %-8s %5u tensor%-2s %12.1f MB\n", dtype_info((enum dtype)d)->name, counts[d],
+                   plural(counts[d]), (double)bytes[d] / 1e6);
 }
 
 static void print_tensors(const struct weights *w)
@@ -76,7 +77,7 @@ static void print_template(const struct chat *chat)
     if (!source.ptr)
         printf("chat template: none\n");
     else
-        printf("chat template: %zu bytes\n", source.len);
+        printf("chat template: %zu byte%s\n", source.len, plural(source.len));
     shown_put(source, true, stdout);
     if (source.ptr) putchar('\n');
     if (source.ptr && messages && chat_encode(chat, &request, &ids, NULL, &err))

@@ -53,8 +53,9 @@ static enum status make_request(struct session *s, struct request **out, struct 
     enum status st = chat_encode(s->loaded.chat, &chat, &tokens, NULL, err);
 
     if (!st && tokens.count >= context)
-        st = error_set(err, STATUS_INVALID, "the conversation has %zu tokens; the context holds %u",
-                       tokens.count, context);
+        st =
+            error_set(err, STATUS_INVALID, "the conversation has %zu token%s; the context holds %u",
+                      tokens.count, plural(tokens.count), context);
     struct request *r = st ? NULL : request_create((uint64_t)tokens.count * 8 + (1 << 20));
     if (r) {
         struct request_prompt *prompt = arena_alloc(&r->arena, sizeof *prompt);
@@ -172,8 +173,8 @@ static enum status turn(struct session *s, const char *words, size_t len, struct
         json_array_append_new(s->messages, json_pack("{s:s, s:s%}", "role", "assistant", "content",
                                                      answer.ptr ? answer.ptr : "", answer.len));
         if (isatty(STDERR_FILENO))
-            fprintf(stderr, "\033[2m%u tokens in, %u out, %.1f tokens/s\033[0m\n",
-                    r->prompts[0].count, tokens, tokens / seconds);
+            fprintf(stderr, "\033[2m%u token%s in, %u out, %.1f tokens/s\033[0m\n",
+                    r->prompts[0].count, plural(r->prompts[0].count), tokens, tokens / seconds);
     }
     if (st)
         json_array_remove(s->messages, json_array_size(s->messages) - 1); /* the turn never was */

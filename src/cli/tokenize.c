@@ -43,7 +43,7 @@ static void print_tokens(const struct tokenizer *tok, const struct token_list *t
         shown_put(bytes, false, stdout); /* a part of a character as its bytes */
         putchar('\n');
     }
-    printf("%zu tokens\n", tokens->count);
+    printf("%zu token%s\n", tokens->count, plural(tokens->count));
 }
 
 static enum status print_text(const struct tokenizer *tok, const struct config *config,

@@ -188,16 +188,17 @@ static enum status refuse_fixed(const struct planner_options *o, const struct pl
 
     list_lines(&fit->memory, lines, sizeof lines);
     if (plan->group_count == 1 && fit->block_bytes)
-        snprintf(blocks, sizeof blocks, "%llu blocks of %llu ",
+        snprintf(blocks, sizeof blocks, "%llu block%s of %llu ",
                  (unsigned long long)(pool_bytes / fit->block_bytes),
-                 (unsigned long long)fit->block_bytes);
+                 plural(pool_bytes / fit->block_bytes), (unsigned long long)fit->block_bytes);
     return error_set(
         err, STATUS_NOMEM,
-        "%llu bytes of memory * %.4g = %llu may be used; %s + KV pool %llu (%sfor %u tokens) = "
-        "%llu: %llu bytes too many",
+        "%llu bytes of memory * %.4g = %llu may be used; %s + KV pool %llu (%sfor %u token%s) = "
+        "%llu: %llu byte%s too many",
         (unsigned long long)o->memory_bytes, o->utilization, (unsigned long long)fit->budget_bytes,
         lines, (unsigned long long)pool_bytes, blocks, fit->limits.context_tokens,
-        (unsigned long long)need, (unsigned long long)(need - fit->budget_bytes));
+        plural(fit->limits.context_tokens), (unsigned long long)need,
+        (unsigned long long)(need - fit->budget_bytes), plural(need - fit->budget_bytes));
 }
 
 static enum status refuse_pool(const struct planner_options *o, const struct planner_fit *fit,

@@ -3,6 +3,7 @@ a signal; what is in the way of a socket is not removed.
 
 Method: each case with the real program, its exit status exactly; `run` and `serve` close what a failed load has opened once
 more than it was opened."""
+import json
 import re
 import shutil
 import signal
@@ -12,7 +13,7 @@ import time
 
 import pytest
 
-from conftest import binary, model_path
+from conftest import ROOT, binary, model_path
 from pace import until
 
 pytestmark = [pytest.mark.sanitizer, pytest.mark.skipif(binary().name == "mini_daemon", reason="needs the program")]
@@ -225,3 +226,31 @@ def test_a_hung_engine_does_not_hold_the_process(tmp_path):
     finally:
         process.kill()
         log.close()
+
+
+ONE = re.compile(r"(?<![\d.,/])1 (?:tokens|tensors|sequences|blocks|layers|requests|prompts|strings|entries|bytes|ids|replicas|threads)\b")
+
+
+def test_one_of_a_thing_is_not_said_in_the_plural(tmp_path):
+    """What people read, where it counts to one: each page must have such a count, so that the case is met."""
+    config, template = tmp_path / "one", tmp_path / "template"
+    template.write_text("x")
+    config.mkdir()
+    llama = json.loads((ROOT / "configs/models/Llama-3-70B/config.json").read_text())
+    (config / "config.json").write_text(json.dumps({**llama, "num_hidden_layers": 1, "vocab_size": 512, "max_position_embeddings": 512}))
+    pages = {"tokenize": (["tokenize", model_path(), "a"], "1 token"),
+             "tensors": (["inspect", model_path()], "1 tensor "),
+             "layers": (["plan", config, "--device", "cpu"], "1 layer,"),
+             "sequences": (["plan", config, "--device", "cpu", "--kv-cache-memory", "2MiB", "--max-model-len", "512"], "1 sequence of"),
+             "bytes": (["inspect", model_path(), "--chat-template", template], "1 byte\nx")}
+    for args, word in pages.values():
+        done = subprocess.run([str(binary()), *map(str, args)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and word in done.stdout and not ONE.search(done.stdout + done.stderr), done
+
+
+def test_answers_that_count_to_one(start):
+    daemon = start(extra=["--max-prompt-tokens", 1, "--max-stop-strings", 1, "--max-logit-bias", 1, "--max-queue-seqs", 1])
+    for fields, words in (({"prompt": "a b c d"}, "1 token on"), ({"stop": ["a", "b"]}, "1 string on"), ({"logit_bias": {"1": 1, "2": 1}}, "1 entry on"),
+                          ({"prompt": ["a", "b"]}, "at most 1")):
+        said = daemon.complete(**fields).json()["error"]["message"]
+        assert words in said and not ONE.search(said), said
