@@ -238,7 +238,7 @@ static enum status measure(struct bench *b, struct error *err)
 /* --- options --- */
 
 static const char usage[] =
-    "usage: bench device MODEL [options]\n"
+    "usage: inferd bench device MODEL [options]\n"
     "  --device cpu|cuda       default cpu\n"
     "  --threads N             CPU threads, default all\n"
     "  --cpu-numerics fast|exact\n"

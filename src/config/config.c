@@ -99,7 +99,10 @@ const char *config_nearest_within(const char *name, unsigned edits_max)
 
 static const char *nearest(const char *name)
 {
-    return config_nearest_within(name, 2 + (unsigned)strlen(name + strspn(name, "-")) / 5);
+    unsigned len = (unsigned)strlen(name + strspn(name, "-")), edits = 2 + len / 5;
+
+    return config_nearest_within(name, edits < len / 2 ? edits
+                                                       : len / 2); /* half of it is another word */
 }
 
 static enum status wrong(const struct option *o, const char *where, const char *text,
@@ -118,6 +121,8 @@ static enum status wrong(const struct option *o, const char *where, const char *
         return error_set(err, STATUS_INVALID, "%s is %s; it must be %g to %g%s%s%s", where, text,
                          o->low, o->high, unit ? " (" : "", unit ? unit : "", unit ? ")" : "");
     default:
+        if (o->low == o->high)
+            return error_set(err, STATUS_INVALID, "%s is %s; it must be %.0f", where, text, o->low);
         return error_set(
             err, STATUS_INVALID, "%s is %s; it must be %.0f to %.0f%s%s%s%s", where, text, o->low,
             o->high, unit ? " (" : "", unit ? unit : "", unit ? ")" : "",

@@ -33,7 +33,8 @@ void config_print_help(FILE *to)
     }
     fprintf(to,
             "\nEach is also INFERD_<NAME> in the environment and a key of the file of --config;\n"
-            "a flag beats the environment, which beats the file.\n");
+            "a flag beats the environment, which beats the file. What is (true) is turned off by\n"
+            "--no-NAME; what may be given several times by more words, or more flags.\n");
 }
 
 void config_print_markdown(FILE *to)

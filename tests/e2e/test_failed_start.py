@@ -254,3 +254,22 @@ def test_answers_that_count_to_one(start):
                           ({"prompt": ["a", "b"]}, "at most 1")):
         said = daemon.complete(**fields).json()["error"]["message"]
         assert words in said and not ONE.search(said), said
+
+
+@pytest.mark.parametrize("args, status, words", [
+    (["help"], 0, "inferd serve MODEL"), (["help", "serve"], 0, "--no-NAME"), (["help", "keygen"], 0, "public key"), (["help", "x"], 2, "no command 'x'"),
+    (["help", "help"], 2, "no command 'help'"), (["-V"], 0, "inferd "), (["docs", "--help"], 0, "configuration|man"), (["bench", "-h"], 0, "bench serve"),
+    (["bench", "device", "--help"], 0, "usage: inferd bench device"), (["serve", "--prot", "1"], 2, "did you mean --port?"),
+    (["serve", "--wrong"], 2, "(inferd serve --help lists them)"), (["serve", "x", "--block-size", "32"], 2, "it must be 16\n")])
+def test_help_is_where_it_is_looked_for(args, status, words):
+    done = subprocess.run([str(binary()), *args], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status and words in (done.stderr if status else done.stdout), done
+    assert not (done.stdout if status else done.stderr)
+
+
+def test_a_plan_that_cannot_be_speaks_of_what_was_given():
+    big = ROOT / "configs/models/Llama-3-70B"
+    for args, words in ((["--device", "cpu", "--kv-cache-memory", "1MiB"], "of 1048576 bytes holds no sequence at all: 5242880 bytes are needed"),
+                        (["--gpu-memory", "1"], "1 byte of memory * 0.9 = 1 may be used")):
+        told = refused("plan", big, *args)
+        assert words in told and "--max-model-len 0" not in told, told
