@@ -43,7 +43,8 @@ static int parse(int argc, char **argv, struct serve *s)
 {
     struct load_prompt_options *p = &s->prompts;
     const struct bench_arg args[] = {
-        {"--url", ARG_TEXT, &s->target.url, 0, 0, "server, without the endpoint"},
+        {"--url", ARG_TEXT, &s->target.url, 0, 0,
+         "server, without the endpoint (a /v1 at its end may stay)"},
         {"--base-url", ARG_TEXT, &s->target.url, 0, 0, "the same"},
         {"--endpoint", ARG_TEXT, &s->target.endpoint, 0, 0,
          "/v1/completions or /v1/chat/completions"},
@@ -128,6 +129,10 @@ static enum status settle(struct serve *s, struct error *err)
             err, STATUS_INVALID,
             "--dataset-name is %s; it must be random, prefix_repetition, multi_turn or trace",
             s->dataset);
+    if (s->target.endpoint[0] != '/')
+        return error_set(err, STATUS_INVALID,
+                         "--endpoint is %s; it must begin with /, as in /v1/chat/completions",
+                         s->target.endpoint);
     p->dataset = (enum load_dataset)found;
     p->chat = strstr(s->target.endpoint, "chat") != NULL;
     p->words = s->kind ? strcmp(s->kind, "text") == 0 : p->chat || p->dataset == LOAD_MULTI_TURN;
