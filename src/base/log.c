@@ -296,6 +296,16 @@ static void put_json(struct line *line, enum log_level level, const char *event,
 
 /* --- text --- */
 
+/* Printable ASCII at the beginning: nearly always all of it. */
+static size_t plain_len(struct slice text)
+{
+    size_t n = 0;
+
+    while (n < text.len && text.ptr[n] >= ' ' && text.ptr[n] <= '~')
+        n++;
+    return n;
+}
+
 /* What came unquoted has no control characters all the same: a line is one line, and nothing on a terminal obeys it. */
 static void put_shown(struct line *line, struct slice text)
 {
@@ -303,10 +313,15 @@ static void put_shown(struct line *line, struct slice text)
     size_t len, room = LOG_LINE_MAX - LINE_END;
 
     while (text.len) {
-        size_t n = shown_next(text, one, &len);
+        size_t n = plain_len(text);
 
-        if (line->len + len > room) return;
-        put(line, one, len);
+        if (n) {
+            put(line, text.ptr, n < room - line->len ? n : room - line->len);
+        } else {
+            n = shown_next(text, one, &len);
+            if (line->len + len > room) return;
+            put(line, one, len);
+        }
         text = slice_of(text.ptr + n, text.len - n);
     }
 }

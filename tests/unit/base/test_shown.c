@@ -97,3 +97,27 @@ TEST(a_line_of_the_log_is_one_line_in_either_form)
     log_set_format(LOG_TEXT);
     log_set_timestamps(1);
 }
+
+TEST(a_line_that_is_too_long_ends_at_a_whole_character)
+{
+    static char keys[2 * LOG_LINE_MAX];
+    char line[LOG_LINE_MAX + 1];
+
+    log_set_timestamps(0);
+    for (size_t lead = 0; lead < 8; lead++) {
+        memset(keys, 'a', lead);
+        for (size_t i = lead; i + 8 < sizeof keys; i += 7)
+            memcpy(keys + i,
+                   "a\x1b\xc3\xa9"
+                   "bcd",
+                   7);
+        size_t len = log_line(LOG_INFO, "e", keys, line);
+
+        EXPECT_TRUE(len <= LOG_LINE_MAX && len > LOG_LINE_MAX - 16 && line[len - 1] == '\n');
+        EXPECT_TRUE(utf8_valid(slice_of(line, len)) && !memchr(line, 0x1b, len));
+    }
+    memset(keys, 'a', sizeof keys - 1);
+    EXPECT_EQ(log_line(LOG_INFO, "e", keys, line),
+              LOG_LINE_MAX - 3); /* all but what closes a line of JSON */
+    log_set_timestamps(1);
+}
