@@ -1,5 +1,7 @@
 #include "cli/check.h"
 
+#include <stdio.h>
+
 #include "cli/cli.h"
 #include "cli/load.h"
 #include "cli/observe_setup.h"
@@ -60,4 +62,23 @@ int check_parse(int argc, char **argv, struct config *out)
         if (st) config_fini(out);
     }
     return st ? cli_fail(&err) + 1 : 0;
+}
+
+int check_one_model(const struct config *c, const char *command, const char *usage)
+{
+    struct error err;
+
+    if (!c->help && c->model && !c->rest.count) return -1;
+    if (c->help) {
+        fputs(usage, stdout);
+        return 0;
+    }
+    if (c->model)
+        error_set(&err, STATUS_INVALID, "%s takes one model; '%.100s' is too many", command,
+                  c->rest.items[0]);
+    else
+        error_set(&err, STATUS_INVALID, "%s needs a MODEL", command);
+    cli_fail(&err);
+    fputs(usage, stderr);
+    return 2;
 }

@@ -10,3 +10,6 @@
 enum status check_options(const struct config *config, struct error *err);
 /* config_parse, then (unless help is asked for) check_options. 0, or 2 after a sentence on standard error; then *out is empty. */
 int check_parse(int argc, char **argv, struct config *out);
+/* For a command that takes one model and nothing behind it. -1: it has one; else the exit status, after the usage (where help is asked
+ * for) or a sentence and the usage. */
+int check_one_model(const struct config *config, const char *command, const char *usage);

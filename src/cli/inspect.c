@@ -127,19 +127,20 @@ static enum status inspect(const struct config *config, struct error *err)
     return st;
 }
 
+static const char usage[] = "usage: inferd inspect MODEL [--chat-template FILE]\n";
+
 int cli_inspect(int argc, char **argv)
 {
     struct config config;
     struct error err;
-    enum status st = STATUS_OK;
+    enum status st;
 
     if (check_parse(argc, argv, &config)) return 2;
-    if (config.help || !config.model || config.rest.count) {
-        fprintf(config.help ? stdout : stderr,
-                "usage: inferd inspect MODEL [--chat-template FILE]\n");
-        st = config.help ? STATUS_OK : STATUS_INVALID;
+    int wrong = check_one_model(&config, "inspect", usage);
+
+    if (wrong >= 0) {
         config_fini(&config);
-        return st ? 2 : 0;
+        return wrong;
     }
     st = inspect(&config, &err);
     config_fini(&config);

@@ -149,19 +149,21 @@ static enum status make_plan(const struct config *config, struct error *err)
     return st;
 }
 
+static const char usage[] =
+    "usage: inferd plan MODEL [any option of serve] [--gpu-memory 141GB] [--json]\n";
+
 int cli_plan(int argc, char **argv)
 {
     struct config config;
     struct error err;
-    enum status st = STATUS_OK;
+    enum status st;
 
     if (check_parse(argc, argv, &config)) return 2;
-    if (config.help || !config.model || config.rest.count) {
-        fprintf(config.help ? stdout : stderr,
-                "usage: inferd plan MODEL [any option of serve] [--gpu-memory 141GB] [--json]\n");
-        st = config.help ? STATUS_OK : STATUS_INVALID;
+    int wrong = check_one_model(&config, "plan", usage);
+
+    if (wrong >= 0) {
         config_fini(&config);
-        return st ? 2 : 0;
+        return wrong;
     }
     st = make_plan(&config, &err);
     config_fini(&config);

@@ -110,6 +110,7 @@ static enum status wrong(const struct option *o, const char *where, const char *
 {
     const char *unit = *o->unit ? o->unit : NULL;
 
+    if (!*text) text = "empty";
     switch (o->type) {
     case OPT_BOOL:
         return error_set(err, STATUS_INVALID, "%s is \"%s\"; it must be true or false", where,
@@ -118,8 +119,9 @@ static enum status wrong(const struct option *o, const char *where, const char *
         return error_set(err, STATUS_INVALID, "%s is \"%s\"; it must be one of: %s", where, text,
                          o->unit);
     case OPT_REAL:
-        return error_set(err, STATUS_INVALID, "%s is %s; it must be %g to %g%s%s%s", where, text,
-                         o->low, o->high, unit ? " (" : "", unit ? unit : "", unit ? ")" : "");
+        return error_set(err, STATUS_INVALID, "%s is %s; it must be %.10g to %.10g%s%s%s", where,
+                         text, o->low, o->high, unit ? " (" : "", unit ? unit : "",
+                         unit ? ")" : "");
     default:
         if (o->low == o->high)
             return error_set(err, STATUS_INVALID, "%s is %s; it must be %.0f", where, text, o->low);
@@ -128,6 +130,15 @@ static enum status wrong(const struct option *o, const char *where, const char *
             o->high, unit ? " (" : "", unit ? unit : "", unit ? ")" : "",
             o->type == OPT_BYTES ? " bytes; KiB, MiB, GiB, kB, MB, GB may follow the number" : "");
     }
+}
+
+/* A decimal number: strtod would also take "0x10", " 5" and "nan". */
+static bool parse_real(const char *text, char **end, double *out)
+{
+    size_t len = strspn(text, "+-.0123456789eE");
+
+    *out = strtod(text, end);
+    return *end > text && *text != ' ' && *end <= text + len;
 }
 
 static bool parse_uint(const char *text, uint64_t *out)
@@ -153,8 +164,7 @@ static bool parse_bytes(const char *text, uint64_t *out)
     char *end;
     double number;
 
-    if (*text < '0' || *text > '9') return false;
-    number = strtod(text, &end);
+    if (*text < '0' || *text > '9' || !parse_real(text, &end, &number)) return false;
     while (*end == ' ')
         end++;
     for (size_t i = 0; i < sizeof units / sizeof *units; i++)
@@ -227,8 +237,7 @@ static enum status set_value(struct config *c, const struct option *o, const cha
         *(uint64_t *)field = number;
         return STATUS_OK;
     case OPT_REAL:
-        real = strtod(text, &end);
-        if (end == text || *end || !(real >= o->low && real <= o->high))
+        if (!parse_real(text, &end, &real) || *end || !(real >= o->low && real <= o->high))
             return wrong(o, where, text, err);
         *(double *)field = real;
         return STATUS_OK;

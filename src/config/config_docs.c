@@ -69,7 +69,8 @@ void config_print_markdown(FILE *to)
         else if (o->type == OPT_STRING || o->type == OPT_STRINGS)
             fprintf(to, "text%s", o->type == OPT_STRINGS ? ", several times" : "");
         else
-            fprintf(to, o->type == OPT_REAL ? "%g to %g%s%s" : "%.0f to %.0f%s%s", o->low, o->high,
+            fprintf(to, o->type == OPT_REAL ? "%.10g to %.10g%s%s" : "%.0f to %.0f%s%s", o->low,
+                    o->high,
                     *o->unit               ? " "
                     : o->type == OPT_BYTES ? " bytes"
                                            : "",

@@ -260,7 +260,8 @@ def test_answers_that_count_to_one(start):
 @pytest.mark.parametrize("args, status, words", [
     (["help"], 0, "inferd serve MODEL"), (["help", "serve"], 0, "--no-NAME"), (["help", "keygen"], 0, "public key"), (["help", "x"], 2, "no command 'x'"),
     (["help", "help"], 2, "no command 'help'"), (["-V"], 0, "inferd "), (["docs", "--help"], 0, "configuration|man"), (["bench", "-h"], 0, "bench serve"),
-    (["bench", "device", "--help"], 0, "usage: inferd bench device"), (["serve", "--prot", "1"], 2, "did you mean --port?"),
+    (["bench", "device", "--help"], 0, "usage: inferd bench device"), (["plan"], 2, "plan needs a MODEL"), (["plan", "a", "b"], 2, "'b' is too many"), (["inspect", "a", "b"], 2, "'b' is too many"),
+    (["serve", "--prot", "1"], 2, "did you mean --port?"),
     (["serve", "--wrong"], 2, "(inferd serve --help lists them)"), (["serve", "x", "--block-size", "32"], 2, "it must be 16\n")])
 def test_help_is_where_it_is_looked_for(args, status, words):
     done = subprocess.run([str(binary()), *args], capture_output=True, text=True, timeout=60)
