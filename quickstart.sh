@@ -63,10 +63,17 @@ ask() {
     echo
 }
 
-if [ "${1:-}" = stop ]; then
+case $# in
+0) ;;
+*)
+    if [ "$*" != stop ]; then
+        echo "usage: ./quickstart.sh [stop]      (INFERD_PORT changes the port, 8000)" >&2
+        exit 2
+    fi
     stop
     exit 0
-fi
+    ;;
+esac
 setup_packages run
 setup_build release
 setup_model

@@ -130,13 +130,9 @@ static void truncate_prompts(struct draft *d)
     int64_t keep = d->params.truncate_prompt_tokens;
 
     for (uint32_t p = 0; keep > 0 && p < d->prompts.count; p++) {
-        struct token_list *list = &d->prompts.lists[p];
+        bool cut = token_list_keep_last(&d->prompts.lists[p], (uint64_t)keep);
 
-        if (list->count <= (uint64_t)keep) continue;
-        memmove(list->ids, list->ids + (list->count - (size_t)keep),
-                (size_t)keep * sizeof *list->ids);
-        list->count = (size_t)keep;
-        if (d->prompts.texts) d->prompts.texts[p] = NULL;
+        if (cut && d->prompts.texts) d->prompts.texts[p] = NULL;
     }
 }
 
@@ -175,16 +171,16 @@ static bool check_context(struct draft *d)
     if (allowed && longest > allowed)
         return api_refuse(d->fault, 400, "context_length_exceeded",
                           d->route == API_CHAT ? "messages" : "prompt",
-                          "A prompt may have at most %u tokens on this server; yours has %" PRIu64
+                          "A prompt may have at most %u token%s on this server; yours has %" PRIu64
                           ". Please shorten it.",
-                          allowed, longest);
+                          allowed, plural(allowed), longest);
     if (longest > context || (longest == context && !scores_only))
         return api_refuse(d->fault, 400, "context_length_exceeded",
                           d->route == API_CHAT ? "messages" : "prompt",
                           "This model's maximum context length is %" PRIu64
                           " tokens. However, your prompt has %" PRIu64
-                          " tokens, which leaves no room for an answer. Please shorten it.",
-                          context, longest);
+                          " token%s, which leaves no room for an answer. Please shorten it.",
+                          context, longest, plural(longest));
     if (p->max_tokens < 0) {
         uint64_t left = context - longest;
 

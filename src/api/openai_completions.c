@@ -78,8 +78,8 @@ static bool read_many(const struct api_model *model, const json_t *array, bool a
 
     if (json_array_size(array) > model->sequences_max)
         return api_refuse(fault, 400, "invalid_value", "prompt",
-                          "prompt may have at most %u prompts; it has %zu.", model->sequences_max,
-                          json_array_size(array));
+                          "prompt may have at most %u prompt%s; it has %zu.", model->sequences_max,
+                          plural(model->sequences_max), json_array_size(array));
     if (!make_room(out, json_array_size(array), fault)) return false;
     json_array_foreach(array, i, item)
     {
@@ -140,8 +140,8 @@ bool prompts_take(const struct api_model *model, const struct open_ids *lists, s
     *out = (struct prompts){0};
     if (count > model->sequences_max)
         return api_refuse(fault, 400, "invalid_value", "prompt_ids",
-                          "prompt_ids may have at most %u prompts; it has %zu.",
-                          model->sequences_max, count);
+                          "prompt_ids may have at most %u prompt%s; it has %zu.",
+                          model->sequences_max, plural(model->sequences_max), count);
     if (!make_room(out, count, fault)) return false;
     for (size_t i = 0; i < count; i++)
         if (!take_list(model, &lists[i], i, out, fault)) return false;

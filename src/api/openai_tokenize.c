@@ -69,13 +69,18 @@ bool tokenize_ids(const struct api_model *model, const json_t *body, struct toke
 {
     bool has_prompt = params_field(body, "prompt") != NULL;
     bool has_messages = params_field(body, "messages") != NULL;
+    int64_t keep = 0;
 
     if (has_prompt == has_messages)
         return api_refuse(fault, 400, has_prompt ? "invalid_value" : "missing_required_parameter",
                           "prompt", "Give either prompt or messages, and not both.");
-    return (has_prompt ? encode_prompt(model, body, ids, fault)
-                       : encode_messages(model, body, ids, fault)) &&
-           params_model(model, body, fault);
+    bool ok = params_int(body, "truncate_prompt_tokens", 1, INT64_MAX, &keep, fault) &&
+              (has_prompt ? encode_prompt(model, body, ids, fault)
+                          : encode_messages(model, body, ids, fault)) &&
+              params_model(model, body, fault);
+
+    if (ok && keep) token_list_keep_last(ids, (uint64_t)keep);
+    return ok;
 }
 
 bool tokenize_answer(const struct api_model *model, const json_t *body, struct buf *out,

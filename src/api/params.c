@@ -514,13 +514,13 @@ bool params_read(const struct api_model *model, enum api_route route, const json
 
 /* --- the operator's limits --- */
 
-static bool within(uint64_t count, uint32_t limit, const char *field, const char *what,
-                   struct api_fault *fault)
+static bool within(uint64_t count, uint32_t limit, const char *field, const char *one,
+                   const char *many, struct api_fault *fault)
 {
     return !limit || count <= limit ||
            api_refuse(fault, 400, "invalid_value", field,
-                      "%s may have at most %u%s on this server; here it is %llu.", field, limit,
-                      what, (unsigned long long)count);
+                      "%s may have at most %u %s on this server; here it is %llu.", field, limit,
+                      limit == 1 ? one : many, (unsigned long long)count);
 }
 
 bool params_limits(const struct api_limits *limits, const struct params *p, struct api_fault *fault)
@@ -535,6 +535,7 @@ bool params_limits(const struct api_limits *limits, const struct params *p, stru
         return api_refuse(fault, 400, "invalid_value", "best_of",
                           "best_of may be at most %u on this server; here it is %lld.",
                           limits->choices, (long long)p->best_of);
-    return within(stops, limits->stop_strings, "stop", " strings", fault) &&
-           within(json_object_size(p->logit_bias), limits->biases, "logit_bias", " entries", fault);
+    return within(stops, limits->stop_strings, "stop", "string", "strings", fault) &&
+           within(json_object_size(p->logit_bias), limits->biases, "logit_bias", "entry", "entries",
+                  fault);
 }

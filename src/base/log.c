@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/shown.h"
 #include "base/utf8.h"
 
 static _Atomic int min_level = LOG_INFO;
@@ -239,7 +240,16 @@ static void put_json_string(struct line *line, struct slice s)
             put_json_byte(line, (unsigned char)at[1]);
             i += 2;
         } else if (n > 1) {
-            put(line, at, n);
+            unsigned read;
+            uint32_t c = utf8_read((const uint8_t *)at, &read);
+            char escaped[8];
+
+            if (shown_is_control(c)) {
+                snprintf(escaped, sizeof escaped, "\\u%04x", c & 0xffff);
+                put_text(line, escaped);
+            } else {
+                put(line, at, n);
+            }
             i += n;
         } else {
             if (n)
@@ -286,9 +296,38 @@ static void put_json(struct line *line, enum log_level level, const char *event,
 
 /* --- text --- */
 
+/* Printable ASCII at the beginning: nearly always all of it. */
+static size_t plain_len(struct slice text)
+{
+    size_t n = 0;
+
+    while (n < text.len && text.ptr[n] >= ' ' && text.ptr[n] <= '~')
+        n++;
+    return n;
+}
+
+/* What came unquoted has no control characters all the same: a line is one line, and nothing on a terminal obeys it. */
+static void put_shown(struct line *line, struct slice text)
+{
+    char one[SHOWN_MAX];
+    size_t len, room = LOG_LINE_MAX - LINE_END;
+
+    while (text.len) {
+        size_t n = plain_len(text);
+
+        if (n) {
+            put(line, text.ptr, n < room - line->len ? n : room - line->len);
+        } else {
+            n = shown_next(text, one, &len);
+            if (line->len + len > room) return;
+            put(line, one, len);
+        }
+        text = slice_of(text.ptr + n, text.len - n);
+    }
+}
+
 static void put_plain(struct line *line, enum log_level level, const char *event, const char *keys)
 {
-    size_t room, len = strlen(keys);
 
     if (timestamps) {
         put_time(line);
@@ -298,8 +337,7 @@ static void put_plain(struct line *line, enum log_level level, const char *event
     put(line, " ", 1);
     put_text(line, event);
     put(line, " ", 1);
-    room = LOG_LINE_MAX - LINE_END - line->len;
-    put(line, keys, len < room ? len : room);
+    put_shown(line, slice_str(keys));
     while (line->len && line->out[line->len - 1] == ' ')
         line->len--;
 }

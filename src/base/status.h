@@ -6,6 +6,7 @@
 #pragma once
 
 #include <stddef.h>
+#include <stdint.h>
 
 enum status {
     STATUS_OK = 0,
@@ -42,6 +43,12 @@ const char *status_name(enum status status);
  * cut at a UTF-8 border. */
 enum status error_set(struct error *err, enum status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* For a sentence that counts: "s", or "" for one, as in "%u token%s". */
+static inline const char *plural(uint64_t count)
+{
+    return count == 1 ? "" : "s";
+}
 
 /* Puts "prefix: " in front of the sentence that err already has; returns err's status. */
 enum status error_prefix(struct error *err, const char *format, ...)

@@ -37,7 +37,7 @@ static int set(const char *program, const struct bench_arg *a, const char *text)
         *(const char **)a->out = text;
         return -1;
     }
-    snprintf(right, sizeof right, "%s is %g to %g",
+    snprintf(right, sizeof right, "%s is %.10g to %.10g",
              a->type == ARG_COUNT ? "a whole number that" : "a number that", a->low, a->high);
     number = strtod(text, &end);
     if (end == text || *end || isnan(number) || number < a->low || number > a->high ||

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/shown.h"
 #include "bench/bench_args.h"
 #include "bench/json_page.h"
 #include "bench/load_prompts.h"
@@ -42,7 +43,8 @@ static int parse(int argc, char **argv, struct serve *s)
 {
     struct load_prompt_options *p = &s->prompts;
     const struct bench_arg args[] = {
-        {"--url", ARG_TEXT, &s->target.url, 0, 0, "server, without the endpoint"},
+        {"--url", ARG_TEXT, &s->target.url, 0, 0,
+         "server, without the endpoint (a /v1 at its end may stay)"},
         {"--base-url", ARG_TEXT, &s->target.url, 0, 0, "the same"},
         {"--endpoint", ARG_TEXT, &s->target.endpoint, 0, 0,
          "/v1/completions or /v1/chat/completions"},
@@ -127,6 +129,10 @@ static enum status settle(struct serve *s, struct error *err)
             err, STATUS_INVALID,
             "--dataset-name is %s; it must be random, prefix_repetition, multi_turn or trace",
             s->dataset);
+    if (s->target.endpoint[0] != '/')
+        return error_set(err, STATUS_INVALID,
+                         "--endpoint is %s; it must begin with /, as in /v1/chat/completions",
+                         s->target.endpoint);
     p->dataset = (enum load_dataset)found;
     p->chat = strstr(s->target.endpoint, "chat") != NULL;
     p->words = s->kind ? strcmp(s->kind, "text") == 0 : p->chat || p->dataset == LOAD_MULTI_TURN;
@@ -242,12 +248,14 @@ static enum status warm_up(struct serve *s, struct error *err)
 
 static void print_cold(const struct serve *s, FILE *to)
 {
+    char text[512];
+
     fprintf(to, "cold start: first request ");
     if (s->cold.ok)
         fprintf(to, "TTFT %.2f ms, E2EL %.2f ms (%u tokens in, %u out)\n", s->cold.ttft_s * 1e3,
                 s->cold.e2e_s * 1e3, s->cold.prompt_tokens, s->cold.output_tokens);
     else
-        fprintf(to, "failed: %s\n", s->cold.error);
+        fprintf(to, "failed: %s\n", shown(slice_str(s->cold.error), text, sizeof text));
     fprintf(to, "warm state, after %g s of warm-up:\n", s->warmup_s);
 }
 
@@ -335,13 +343,13 @@ int bench_serve_main(int argc, char **argv)
     if (wrong >= 0) return wrong;
     st = settle(&s, &err);
     if (st) {
-        fprintf(stderr, "inferd: bench serve: %s\n", err.message);
+        shown_error("bench serve", &err);
         return 2;
     }
     st = ask_model(&s, &err);
     if (!st) st = warm_up(&s, &err);
     if (!st) st = measure(&s, &any, &err);
-    if (st) fprintf(stderr, "inferd: bench serve: %s\n", err.message);
+    if (st) shown_error("bench serve", &err);
     return st || !any;
 }
 
@@ -371,7 +379,7 @@ int bench_record_main(int argc, char **argv)
     if (!st && strcmp(out_path, "-") && !(out = fopen(out_path, "we")))
         st = error_set(&err, STATUS_IO, "%s could not be made", out_path);
     if (!st) st = trace_write(&trace, out, &err);
-    if (st) fprintf(stderr, "inferd: bench record: %s\n", err.message);
+    if (st) shown_error("bench record", &err);
     if (log && log != stdin) fclose(log);
     if (out && out != stdout && fclose(out) && !st) st = STATUS_IO; /* flushed and told of before */
     trace_fini(&trace);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "bandwidth.h"
+#include "base/shown.h"
 #include "bench/cuda_bench_parts.h"
 #include "device/cuda/cuda_gemm.h"
 
@@ -270,6 +271,6 @@ int bench_cuda_main(int argc, char **argv)
     if (!st && !strcmp(what, "load")) st = bench_load(&ctx, &o, &err);
     if (!st && !strcmp(what, "prefill")) st = bench_prefill(&limits, &o, &err);
     cudaStreamDestroy(ctx.stream);
-    if (st) fprintf(stderr, "bench %s: %s\n", what, err.message);
+    if (st) shown_error(what, &err);
     return st ? 1 : 0;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/shown.h"
 #include "device/device.h"
 #include "formats/weights.h"
 #include "model/model.h"
@@ -237,7 +238,7 @@ static enum status measure(struct bench *b, struct error *err)
 /* --- options --- */
 
 static const char usage[] =
-    "usage: bench device MODEL [options]\n"
+    "usage: inferd bench device MODEL [options]\n"
     "  --device cpu|cuda       default cpu\n"
     "  --threads N             CPU threads, default all\n"
     "  --cpu-numerics fast|exact\n"
@@ -322,7 +323,7 @@ int bench_device_main(int argc, char **argv)
     if (!parse(argc, argv, &b.o)) return 2;
     st = open_all(&b, &err);
     if (!st) st = measure(&b, &err);
-    if (st) fprintf(stderr, "bench device: %s\n", err.message);
+    if (st) shown_error("bench device", &err);
     close_all(&b);
     return st ? 1 : 0;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/shown.h"
 #include "bench/bench_args.h"
 #include "bench/device_model.h"
 #include "bench/fit_solve.h"
@@ -283,6 +284,15 @@ static enum status fit_steps(const struct fit *f, struct device_model *m, struct
     return st;
 }
 
+/* One of two words. */
+static bool is_either(const char *option, const char *given, const char *one, const char *other)
+{
+    if (strcmp(given, one) == 0 || strcmp(given, other) == 0) return true;
+    fprintf(stderr, "inferd: bench fit: %s is %.200s; it must be %s or %s\n", option, given, one,
+            other);
+    return false;
+}
+
 int bench_fit_main(int argc, char **argv)
 {
     struct fit f = {.device_name = "cpu",
@@ -306,12 +316,15 @@ int bench_fit_main(int argc, char **argv)
         fprintf(stderr, "inferd: bench fit: --model or --steps is needed (--help)\n");
         return 2;
     }
+    if (!is_either("--device", f.device_name, "cpu", "cuda") ||
+        !is_either("--cpu-numerics", f.numerics, "fast", "exact"))
+        return 2;
     if (!f.rows_max) f.rows_max = strcmp(f.device_name, "cuda") == 0 ? 2048 : 512;
     st = f.steps_path ? fit_steps(&f, &m, &err) : fit_device(&f, &m, &err);
     m.gpu = strcmp(f.device_name, "cuda") == 0;
     if (!st && f.log_path) st = front_from_log(f.log_path, &m.request_ns, &m.reply_ns, &err);
     if (!st) st = write_model(&f, &m, &err);
-    if (st) fprintf(stderr, "inferd: bench fit: %s\n", err.message);
+    if (st) shown_error("bench fit", &err);
     close_device(&f);
     return st != STATUS_OK;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/file_map.h"
+#include "base/shown.h"
 #include "device/device.h"
 #include "formats/weights.h"
 #include "model/model.h"
@@ -168,7 +169,7 @@ int main(int argc, char **argv)
         return 2;
     }
     st = run_all(&r, &err);
-    if (st) fprintf(stderr, "device-logits: %s\n", err.message);
+    if (st) shown_error("device-logits", &err);
     device_close(r.device);
     model_close(r.model);
     weights_close(r.weights);

@@ -403,6 +403,9 @@ static char *join_url(const struct load_target *t, const char *path)
 
     while (len && t->url[len - 1] == '/')
         len--;
+    /* as the OpenAI clients have it: what they call base_url ends in /v1 */
+    if (strncmp(path, "/v1/", 4) == 0 && len > 3 && strncmp(t->url + len - 3, "/v1", 3) == 0)
+        len -= 3;
     buf_init(&url, 0);
     buf_append(&url, t->url, len);
     buf_append_str(&url, path);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/shown.h"
+
 static const struct {
     const char *key, *title, *name;
 } metrics[REPORT_METRICS] = {
@@ -217,6 +219,15 @@ static void print_throughput(const struct load_report *r, FILE *to)
                per_second(r, (double)(r->input_tokens + r->output_tokens)));
 }
 
+/* In the server's words. */
+static void print_failure(const struct load_report *r, FILE *to)
+{
+    if (!r->first_error) return;
+    fputs("first failure: ", to);
+    shown_put(slice_str(r->first_error), false, to);
+    fputc('\n', to);
+}
+
 void report_print(const struct load_report *r, const double *percentiles, uint32_t count, FILE *to)
 {
     print_middle(to, " Serving Benchmark Result ", '=');
@@ -229,7 +240,7 @@ void report_print(const struct load_report *r, const double *percentiles, uint32
             print_percentile(to, r, m, percentiles[i]);
     }
     print_middle(to, "", '=');
-    if (r->first_error) fprintf(to, "first failure: %s\n", r->first_error);
+    print_failure(r, to);
 }
 
 void report_print_latency(const struct load_report *r, FILE *to)
@@ -247,7 +258,7 @@ void report_print_latency(const struct load_report *r, FILE *to)
         print_named(to, "Sigma", m, samples_std(&r->ms[m]));
     }
     print_middle(to, "", '=');
-    if (r->first_error) fprintf(to, "first failure: %s\n", r->first_error);
+    print_failure(r, to);
 }
 
 /* --- JSON --- */

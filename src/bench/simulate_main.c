@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/shown.h"
 #include "bench/bench_args.h"
 #include "bench/json_page.h"
 #include "bench/simulate.h"
@@ -171,8 +172,11 @@ static double rate(const struct sim_result *r, double n)
 
 static void print_run(const struct simulation *s, const struct sim_result *r)
 {
-    printf("%s, %u replica%s, %u requests at %g times the trace's pace\n", s->o.device.name,
-           s->o.replicas, s->o.replicas == 1 ? "" : "s", s->trace.count, s->o.speed);
+    char name[256];
+
+    printf("%s, %u replica%s, %u request%s at %g times the trace's pace\n",
+           shown(slice_str(s->o.device.name), name, sizeof name), s->o.replicas,
+           plural(s->o.replicas), s->trace.count, plural(s->trace.count), s->o.speed);
     printf("%-44s %.2f\n", "Duration (virtual s):", r->seconds);
     printf("%-44s %u\n%-44s %u, %u\n%-44s %u\n", "Successful requests:", r->completed,
            "Refused requests (429): full, late:", r->refused, r->refused_late,
@@ -409,12 +413,12 @@ int bench_simulate_main(int argc, char **argv)
     if (wrong >= 0) return wrong;
     if (!st) st = settle(&s, &err);
     if (st) {
-        fprintf(stderr, "inferd: simulate: %s\n", err.message);
+        shown_error("simulate", &err);
         return 2;
     }
     st = read_files(&s, &err);
     if (!st) st = run_loads(&s, &err);
-    if (st) fprintf(stderr, "inferd: simulate: %s\n", err.message);
+    if (st) shown_error("simulate", &err);
     trace_fini(&s.trace);
     return st != STATUS_OK;
 }

@@ -34,7 +34,7 @@ static const struct {
     {"record", "record --log FILE             a live server's arrivals as a trace",
      bench_record_main},
     {"device", "device MODEL [options]        a device with nothing around it", bench_device_main},
-    {"fit", "fit --model MODEL            a device as a file for `inferd simulate`",
+    {"fit", "fit --model MODEL             a device as a file for `inferd simulate`",
      bench_fit_main},
     {"limits", "limits                        a GPU's read, copy and product rates",
      bench_cuda_main},
@@ -53,7 +53,7 @@ enum { PROGRAMS = sizeof programs / sizeof *programs };
 
 int cli_bench(int argc, char **argv)
 {
-    bool help = argc >= 2 && strcmp(argv[1], "--help") == 0;
+    bool help = argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
     FILE *to = help ? stdout : stderr;
 
     for (int i = 0; argc >= 2 && i < PROGRAMS; i++)

@@ -1,4 +1,5 @@
 /* docs.c - pages that are made from the program itself. */
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,6 +16,8 @@ int cli_docs(int argc, char **argv)
         config_print_man(stdout, INFERD_VERSION);
         return 0;
     }
-    fprintf(stderr, "usage: inferd docs configuration|man\n");
-    return 2;
+    bool help = argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+
+    fprintf(help ? stdout : stderr, "usage: inferd docs configuration|man\n");
+    return help ? 0 : 2;
 }

@@ -3,17 +3,32 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/shown.h"
+#include "cli/check.h"
 #include "cli/cli.h"
+#include "cli/load.h"
 #include "config/config.h"
 #include "formats/weights.h"
 #include "model/model.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
+enum { NAME_BYTES = 256, VALUE_BYTES = 101 }; /* of what is shown of a file's words in a line */
+
 static void print_key(void *ctx, const char *key, const char *value_text)
 {
+    char name[NAME_BYTES], value[VALUE_BYTES];
+
     (void)ctx;
-    printf("  %-44s %.100s\n", key, value_text);
+    printf("  %-44s %s\n", shown(slice_str(key), name, sizeof name),
+           shown(slice_str(value_text), value, sizeof value));
+}
+
+static void print_line(const char *what, const char *text)
+{
+    fputs(what, stdout);
+    shown_put(slice_str(text), false, stdout);
+    putchar('\n');
 }
 
 /* How many tensors and bytes there are of each dtype. */
@@ -27,11 +42,12 @@ static void print_dtypes(const struct weights *w)
         bytes[view->dtype] += view->bytes;
         counts[view->dtype]++;
     }
-    printf("weights: %u tensors, %.1f MB\n", weights_count(w), (double)weights_bytes(w) / 1e6);
+    printf("weights: %u tensor%s, %.1f MB\n", weights_count(w), plural(weights_count(w)),
+           (double)weights_bytes(w) / 1e6);
     for (int d = 0; d < DTYPE_COUNT; d++)
         if (counts[d])
-            printf("  %-8s %5u tensors %12.1f MB\n", dtype_info((enum dtype)d)->name, counts[d],
-                   (double)bytes[d] / 1e6);
+            printf("  %-8s %5u tensor%-2s %12.1f MB\n", dtype_info((enum dtype)d)->name, counts[d],
+                   plural(counts[d]), (double)bytes[d] / 1e6);
 }
 
 static void print_tensors(const struct weights *w)
@@ -39,12 +55,13 @@ static void print_tensors(const struct weights *w)
     printf("tensors:\n");
     for (uint32_t i = 0; i < weights_count(w); i++) {
         const struct weight_view *view = weights_at(w, i);
-        char shape[96];
+        char shape[96], name[NAME_BYTES];
         int n = 0;
         for (uint32_t d = 0; d < view->dim_count; d++)
             n += snprintf(shape + n, sizeof shape - (size_t)n, "%s%llu", d ? " x " : "",
                           (unsigned long long)view->dims[d]);
-        printf("  %-52s %-6s %s\n", view->name, dtype_info(view->dtype)->name, shape);
+        printf("  %-52s %-6s %s\n", shown(slice_str(view->name), name, sizeof name),
+               dtype_info(view->dtype)->name, shape);
     }
 }
 
@@ -60,9 +77,11 @@ static void print_template(const struct chat *chat)
     if (!source.ptr)
         printf("chat template: none\n");
     else
-        printf("chat template: %zu bytes\n%.*s\n", source.len, (int)source.len, source.ptr);
+        printf("chat template: %zu byte%s\n", source.len, plural(source.len));
+    shown_put(source, true, stdout);
+    if (source.ptr) putchar('\n');
     if (source.ptr && messages && chat_encode(chat, &request, &ids, NULL, &err))
-        printf("one message of a user does not pass through it: %s\n", err.message);
+        print_line("one message of a user does not pass through it: ", err.message);
     token_list_fini(&ids);
     json_decref(messages);
 }
@@ -74,20 +93,22 @@ static enum status inspect(const struct config *config, struct error *err)
     struct model *model = NULL;
     struct chat *chat = NULL;
     char *path = NULL;
-    enum status st = config_resolve_model(config->model, &path, err);
+    struct slice template = {0};
+    enum status st = load_chat_template(config, &template, err);
 
+    if (!st) st = config_resolve_model(config->model, &path, err);
     if (!st) st = weights_open(path, 0, &weights, err);
     if (!st) st = model_open(weights, NULL, &model, err);
     if (!st) {
-        printf("%s: %s\n", path,
-               weights_kind(weights) == WEIGHTS_GGUF ? "GGUF" : "Hugging Face folder");
-        printf("model: %s\n", model_description(model));
+        shown_put(slice_str(path), false, stdout);
+        puts(weights_kind(weights) == WEIGHTS_GGUF ? ": GGUF" : ": Hugging Face folder");
+        print_line("model: ", model_description(model));
         print_dtypes(weights);
         st = tokenizer_open(weights, &tokenizer, err);
     }
     if (!st) {
-        printf("tokenizer: %s\n", tokenizer_description(tokenizer));
-        st = chat_open(weights, tokenizer, (struct slice){0}, &chat, err);
+        print_line("tokenizer: ", tokenizer_description(tokenizer));
+        st = chat_open(weights, tokenizer, template, &chat, err);
     }
     if (!st) {
         if (weights_kind(weights) == WEIGHTS_GGUF) {
@@ -97,6 +118,7 @@ static enum status inspect(const struct config *config, struct error *err)
         print_tensors(weights);
         print_template(chat);
     }
+    free((char *)(uintptr_t) template.ptr);
     chat_close(chat);
     tokenizer_close(tokenizer);
     model_close(model);
@@ -105,18 +127,20 @@ static enum status inspect(const struct config *config, struct error *err)
     return st;
 }
 
+static const char usage[] = "usage: inferd inspect MODEL [--chat-template FILE]\n";
+
 int cli_inspect(int argc, char **argv)
 {
     struct config config;
     struct error err;
-    enum status st = config_parse(argc, argv, &config, &err);
+    enum status st;
 
-    if (st) return cli_fail(&err) + 1;
-    if (config.help || !config.model || config.rest.count) {
-        fprintf(config.help ? stdout : stderr, "usage: inferd inspect MODEL\n");
-        st = config.help ? STATUS_OK : STATUS_INVALID;
+    if (check_parse(argc, argv, &config)) return 2;
+    int wrong = check_one_model(&config, "inspect", usage);
+
+    if (wrong >= 0) {
         config_fini(&config);
-        return st ? 2 : 0;
+        return wrong;
     }
     st = inspect(&config, &err);
     config_fini(&config);

@@ -129,7 +129,7 @@ static char *default_name(const char *model, const char *path)
     return name;
 }
 
-static enum status choose_name(const struct config *config, struct loaded *l, struct error *err)
+enum status load_check_names(const struct config *config, struct error *err)
 {
     const struct config_strings *given = &config->served_model_name;
 
@@ -137,23 +137,45 @@ static enum status choose_name(const struct config *config, struct loaded *l, st
         if (!is_name(slice_str(given->items[i])))
             return error_set(err, STATUS_INVALID,
                              "--served-model-name must be UTF-8 without control characters");
+    return STATUS_OK;
+}
+
+static enum status choose_name(const struct config *config, struct loaded *l, struct error *err)
+{
+    const struct config_strings *given = &config->served_model_name;
+
     l->name = given->count ? strdup(given->items[0]) : default_name(config->model, l->path);
     return l->name ? STATUS_OK : error_set(err, STATUS_NOMEM, "no memory for the model's name");
 }
 
+enum status load_chat_template(const struct config *config, struct slice *out, struct error *err)
+{
+    char *source = NULL;
+    uint64_t len = 0;
+    enum status st;
+
+    *out = (struct slice){0};
+    if (!config->chat_template) return STATUS_OK;
+    st = file_read(config->chat_template, 1 << 20, &source, &len, err);
+    if (!st && (st = chat_check_template(slice_of(source, len), err)))
+        error_prefix(err, "%.200s", config->chat_template);
+    if (st) {
+        free(source);
+        return st;
+    }
+    *out = slice_of(source, len);
+    return STATUS_OK;
+}
+
 static enum status open_text(const struct config *config, struct loaded *l, struct error *err)
 {
-    struct slice override = {0};
-    char *source = NULL;
-    uint64_t len;
+    struct slice override;
     enum status st = tokenizer_open(l->weights, &l->tokenizer, err);
 
-    if (!st && config->chat_template) {
-        st = file_read(config->chat_template, 1 << 20, &source, &len, err);
-        if (!st) override = slice_of(source, len);
-    }
-    if (!st) st = chat_open(l->weights, l->tokenizer, override, &l->chat, err);
-    free(source);
+    if (!st) st = load_chat_template(config, &override, err);
+    if (st) return st;
+    st = chat_open(l->weights, l->tokenizer, override, &l->chat, err);
+    free((char *)(uintptr_t) override.ptr);
     return st;
 }
 

@@ -47,7 +47,13 @@ uint64_t load_kv_tokens(const struct loaded *loaded);
 enum status load_device_options(const struct config *config, struct device_options *out,
                                 struct error *err);
 
-/* --- shared with `inferd plan`, so that it and serve cannot disagree --- */
+/* Whether --served-model-name can be told in answers and log lines. Errors: STATUS_INVALID. Has been asked before load_open. */
+enum status load_check_names(const struct config *config, struct error *err);
+
+/* --- shared with `inferd plan` and `inspect`, so that they and serve cannot disagree --- */
+/* The file of --chat-template, once it has been seen to compile; ptr NULL: none is given. The caller frees out->ptr. Errors: those of
+ * file_read, STATUS_INVALID. */
+enum status load_chat_template(const struct config *config, struct slice *out, struct error *err);
 /* Opens the device that --device names; options->kind tells which. auto: the GPU where this build and machine have one, else the
  * CPU; with --gpu-memory only a GPU will do. */
 enum status load_open_device(const struct config *config, struct device_options *options,

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/shown.h"
 #include "bench/simulate.h"
 #include "cli/cli.h"
 
@@ -33,7 +34,7 @@ enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
 
 int cli_fail(const struct error *err)
 {
-    fprintf(stderr, "inferd: %s\n", err->message);
+    shown_error(NULL, err);
     return 1;
 }
 
@@ -41,8 +42,8 @@ static int print_usage(FILE *to, int status)
 {
     fprintf(to, "inferd " INFERD_VERSION " - an LLM inference server\n\nusage:\n");
     for (int i = 0; i < COMMAND_COUNT; i++)
-        fprintf(to, "  inferd %-44s %s\n", commands[i].usage, commands[i].does);
-    fprintf(to, "  inferd %-44s %s\n\n`inferd serve --help` lists the options.\n", "--version",
+        fprintf(to, "  inferd %-48s %s\n", commands[i].usage, commands[i].does);
+    fprintf(to, "  inferd %-48s %s\n\n`inferd serve --help` lists the options.\n", "--version",
             "print the version");
     return status;
 }
@@ -71,13 +72,21 @@ int main(int argc, char **argv)
 {
     hold_standard_files();
     if (argc < 2) return print_usage(stderr, 2);
-    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0) {
+    if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0 ||
+        strcmp(argv[1], "version") == 0) {
         puts("inferd " INFERD_VERSION);
         return flushed(0);
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        strcmp(argv[1], "help") == 0)
+        (strcmp(argv[1], "help") == 0 && argc == 2))
         return flushed(print_usage(stdout, 0));
+    if (strcmp(argv[1], "help") == 0) { /* help COMMAND */
+        static char flag[] = "--help";
+
+        argv[1] = argv[2];
+        argv[2] = flag;
+        argc = 3;
+    }
     for (int i = 0; i < COMMAND_COUNT; i++)
         if (strcmp(argv[1], commands[i].name) == 0)
             return flushed(commands[i].run(argc - 1, argv + 1));

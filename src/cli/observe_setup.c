@@ -5,14 +5,21 @@
 
 #include "base/log.h"
 
-void observe_setup_log(const struct config *c)
+void observe_setup_form(const char *format)
 {
     bool journal = config_stderr_is_journal();
 
-    log_set_level_named(c->log_level);
-    log_set_format(strcmp(c->log_format, "json") == 0 ? LOG_JSON : LOG_TEXT);
+    log_set_format(format && strcmp(format, "json") == 0 ? LOG_JSON : LOG_TEXT);
     log_set_priorities(journal);
-    log_set_timestamps(c->log_timestamps && (!journal || config_given(c, "log_timestamps")));
+    log_set_timestamps(!journal);
+}
+
+void observe_setup_log(const struct config *c)
+{
+    observe_setup_form(c->log_format);
+    log_set_level_named(c->log_level);
+    log_set_timestamps(c->log_timestamps &&
+                       (!config_stderr_is_journal() || config_given(c, "log_timestamps")));
 }
 
 /* name=value,name=value; a name is a token of HTTP, a value what percent-encoding leaves. */
@@ -33,18 +40,6 @@ static bool is_list_of_pairs(const char *text)
     }
 }
 
-enum status observe_check(const struct config *c, struct error *err)
-{
-    if (c->otlp_headers && !is_list_of_pairs(c->otlp_headers))
-        return error_set(err, STATUS_INVALID,
-                         "--otlp-headers must be name=value, with commas between several");
-    if (c->otlp_resource_attributes && !is_list_of_pairs(c->otlp_resource_attributes))
-        return error_set(
-            err, STATUS_INVALID,
-            "--otlp-resource-attributes must be name=value, with commas between several");
-    return STATUS_OK;
-}
-
 static bool ends_with(const char *text, const char *end)
 {
     size_t a = strlen(text), b = strlen(end);
@@ -52,20 +47,45 @@ static bool ends_with(const char *text, const char *end)
     return a >= b && strcmp(text + a - b, end) == 0;
 }
 
-enum status observe_open_tracer(const struct config *c, struct tracer **out, struct error *err)
+enum { URL_BYTES = 1024 };
+
+/* Where traces go; false: nowhere. */
+static bool traces_url(const struct config *c, char url[URL_BYTES])
 {
     static const char path[] = "/v1/traces";
-    char url[1024];
+    const char *base = c->otlp_endpoint;
+
+    if (c->otlp_traces_endpoint && *c->otlp_traces_endpoint) {
+        snprintf(url, URL_BYTES, "%s", c->otlp_traces_endpoint);
+        return true;
+    }
+    if (!base || !*base) return false;
+    snprintf(url, URL_BYTES, "%.*s%s", (int)(strlen(base) - ends_with(base, "/")), base,
+             ends_with(base, path) ? "" : path);
+    return true;
+}
+
+enum status observe_check(const struct config *c, struct error *err)
+{
+    char url[URL_BYTES];
+
+    if (c->otlp_headers && !is_list_of_pairs(c->otlp_headers))
+        return error_set(err, STATUS_INVALID,
+                         "--otlp-headers must be name=value, with commas between several");
+    if (c->otlp_resource_attributes && !is_list_of_pairs(c->otlp_resource_attributes))
+        return error_set(
+            err, STATUS_INVALID,
+            "--otlp-resource-attributes must be name=value, with commas between several");
+    if (traces_url(c, url)) return tracer_check_url(url, err);
+    return STATUS_OK;
+}
+
+enum status observe_open_tracer(const struct config *c, struct tracer **out, struct error *err)
+{
+    char url[URL_BYTES];
 
     *out = NULL;
-    if (c->otlp_traces_endpoint && *c->otlp_traces_endpoint)
-        snprintf(url, sizeof url, "%s", c->otlp_traces_endpoint);
-    else if (c->otlp_endpoint && *c->otlp_endpoint)
-        snprintf(url, sizeof url, "%.*s%s",
-                 (int)(strlen(c->otlp_endpoint) - ends_with(c->otlp_endpoint, "/")),
-                 c->otlp_endpoint, ends_with(c->otlp_endpoint, path) ? "" : path);
-    else
-        return STATUS_OK;
+    if (!traces_url(c, url)) return STATUS_OK;
     const struct tracer_options options = {
         .url = url,
         .headers = c->otlp_headers,

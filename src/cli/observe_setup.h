@@ -7,6 +7,8 @@
 
 /* Level, format, timestamps; under systemd's journal each line's priority, and no time of its own unless it was asked for. */
 void observe_setup_log(const struct config *config);
+/* The same of the form alone, where the options could not be read: `format` as --log-format has it, or NULL. */
+void observe_setup_form(const char *format);
 /* What is wrong about its options before anything is opened: STATUS_INVALID. */
 enum status observe_check(const struct config *c, struct error *err);
 /* *out: NULL where no endpoint is given. Ended with tracer_destroy. Errors: those of tracer_create. */

@@ -2,11 +2,14 @@
  *
  * No weights are read and no tokenizer is opened (it changes no byte). A GPU is asked only for the size of its memory, and only
  * where --gpu-memory does not tell it. Exit status: 0 it fits, 1 it does not (or the model cannot be read), 2 wrong usage. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/shown.h"
+#include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/load.h"
 
@@ -86,14 +89,17 @@ static enum status show(const struct config *config, const struct subject *s,
 {
     static const char *const kinds[] = {"cpu", "cuda", "null"};
     const struct plan *plan = model_plan(s->model);
+    char path[4 * PATH_MAX], description[1024],
+        why[2048]; /* JSON is UTF-8, and the page may be a terminal */
     struct planner_subject subject = {
-        .path = s->path,
-        .description = model_description(s->model),
+        .path = shown(slice_str(s->path), path, sizeof path),
+        .description =
+            shown(slice_str(model_description(s->model)), description, sizeof description),
         .device = kinds[options->device.kind],
         .parameters = model_parameters(s->model),
         .weights_present = s->weights_present,
         .host_available = available,
-        .refused = refused,
+        .refused = refused ? shown(slice_str(refused), why, sizeof why) : NULL,
     };
 
     if (!config->json) {
@@ -102,10 +108,20 @@ static enum status show(const struct config *config, const struct subject *s,
     }
     json_t *page = planner_json(&subject, options, plan, fit);
     if (!page) return error_set(err, STATUS_NOMEM, "no memory for the plan's JSON");
-    json_dumpf(page, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+    json_dumpf(page, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6) | JSON_ENSURE_ASCII);
     putchar('\n');
     json_decref(page);
     return STATUS_OK;
+}
+
+/* It takes no memory worth planning, but serve would not start with a wrong one. */
+static enum status check_template(const struct config *config, struct error *err)
+{
+    struct slice source;
+    enum status st = load_chat_template(config, &source, err);
+
+    free((char *)(uintptr_t)source.ptr);
+    return st;
 }
 
 static enum status make_plan(const struct config *config, struct error *err)
@@ -116,35 +132,38 @@ static enum status make_plan(const struct config *config, struct error *err)
     struct subject s = {0};
     struct error why;
     uint64_t device_bytes, available = planner_host_available();
-    enum status st = load_device_options(config, &device, err), fits, shown;
+    enum status st = load_device_options(config, &device, err), fits, told;
 
+    if (!st) st = check_template(config, err);
     if (!st) st = choose_device(config, &device, &device_bytes, err);
     if (!st) st = open_subject(config, &device, &s, err);
     if (!st) {
         load_planner_options(config, &device, device_bytes, &options);
         fits = planner_fit(&options, model_plan(s.model), &fit, &why);
         if (!fits) fits = planner_check_host(&fit, device.kind, available, &why);
-        shown = show(config, &s, &options, &fit, available, fits ? why.message : NULL, err);
-        st = shown ? shown : fits;
-        if (fits && !shown) *err = why;
+        told = show(config, &s, &options, &fit, available, fits ? why.message : NULL, err);
+        st = told ? told : fits;
+        if (fits && !told) *err = why;
     }
     close_subject(&s);
     return st;
 }
 
+static const char usage[] =
+    "usage: inferd plan MODEL [any option of serve] [--gpu-memory 141GB] [--json]\n";
+
 int cli_plan(int argc, char **argv)
 {
     struct config config;
     struct error err;
-    enum status st = config_parse(argc, argv, &config, &err);
+    enum status st;
 
-    if (st) return cli_fail(&err) + 1;
-    if (config.help || !config.model || config.rest.count) {
-        fprintf(config.help ? stdout : stderr,
-                "usage: inferd plan MODEL [any option of serve] [--gpu-memory 141GB] [--json]\n");
-        st = config.help ? STATUS_OK : STATUS_INVALID;
+    if (check_parse(argc, argv, &config)) return 2;
+    int wrong = check_one_model(&config, "plan", usage);
+
+    if (wrong >= 0) {
         config_fini(&config);
-        return st ? 2 : 0;
+        return wrong;
     }
     st = make_plan(&config, &err);
     config_fini(&config);

@@ -15,6 +15,8 @@
 #include "base/clock.h"
 #include "base/file_map.h"
 #include "base/log.h"
+#include "base/shown.h"
+#include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/load.h"
 #include "text/detok.h"
@@ -51,8 +53,9 @@ static enum status make_request(struct session *s, struct request **out, struct 
     enum status st = chat_encode(s->loaded.chat, &chat, &tokens, NULL, err);
 
     if (!st && tokens.count >= context)
-        st = error_set(err, STATUS_INVALID, "the conversation has %zu tokens; the context holds %u",
-                       tokens.count, context);
+        st =
+            error_set(err, STATUS_INVALID, "the conversation has %zu token%s; the context holds %u",
+                      tokens.count, plural(tokens.count), context);
     struct request *r = st ? NULL : request_create((uint64_t)tokens.count * 8 + (1 << 20));
     if (r) {
         struct request_prompt *prompt = arena_alloc(&r->arena, sizeof *prompt);
@@ -86,7 +89,10 @@ static enum status make_request(struct session *s, struct request **out, struct 
 
 static void show(struct buf *text, struct buf *answer)
 {
-    fwrite(text->ptr, 1, text->len, stdout);
+    if (isatty(STDOUT_FILENO))
+        shown_put(buf_slice(text), true, stdout); /* a model may say anything */
+    else
+        fwrite(text->ptr, 1, text->len, stdout);
     fflush(stdout);
     buf_append_slice(answer, buf_slice(text));
     buf_clear(text);
@@ -167,8 +173,8 @@ static enum status turn(struct session *s, const char *words, size_t len, struct
         json_array_append_new(s->messages, json_pack("{s:s, s:s%}", "role", "assistant", "content",
                                                      answer.ptr ? answer.ptr : "", answer.len));
         if (isatty(STDERR_FILENO))
-            fprintf(stderr, "\033[2m%u tokens in, %u out, %.1f tokens/s\033[0m\n",
-                    r->prompts[0].count, tokens, tokens / seconds);
+            fprintf(stderr, "\033[2m%u token%s in, %u out, %.1f tokens/s\033[0m\n",
+                    r->prompts[0].count, plural(r->prompts[0].count), tokens, tokens / seconds);
     }
     if (st)
         json_array_remove(s->messages, json_array_size(s->messages) - 1); /* the turn never was */
@@ -211,9 +217,6 @@ static enum status prompt_text(const struct config *config, char **out, uint64_t
     struct buf words;
 
     *out = NULL;
-    if (config->prompt_file && config->rest.count)
-        return error_set(err, STATUS_INVALID,
-                         "the prompt is given twice: by --prompt-file and by words; one is enough");
     if (config->prompt_file) return file_read(config->prompt_file, 16 << 20, out, len, err);
     if (!config->rest.count) return STATUS_OK;
     buf_init(&words, 0);
@@ -232,9 +235,9 @@ int cli_run(int argc, char **argv)
     struct error err;
     char *prompt = NULL;
     uint64_t prompt_len = 0;
-    enum status st = config_parse(argc, argv, &config, &err);
+    enum status st = STATUS_OK;
 
-    if (st) return cli_fail(&err) + 1;
+    if (check_parse(argc, argv, &config)) return 2;
     if (config.help || !config.model) {
         int status = config.help ? 0 : 2;
         fprintf(config.help ? stdout : stderr,
@@ -242,6 +245,12 @@ int cli_run(int argc, char **argv)
         if (config.help) config_print_help(stdout);
         config_fini(&config);
         return status;
+    }
+    if (config.prompt_file && config.rest.count) {
+        config_fini(&config);
+        error_set(&err, STATUS_INVALID,
+                  "the prompt is given twice: by --prompt-file and by words; one is enough");
+        return cli_fail(&err) + 1;
     }
     log_set_level(config_given(&config, "log_level") && strcmp(config.log_level, "debug") == 0
                       ? LOG_DEBUG

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/io_cpus.h"
 #include "cli/keys.h"
@@ -110,26 +111,12 @@ static void make_fingerprint(struct server *s)
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%012llx", (unsigned long long)(h >> 16));
 }
 
-/* What can be known wrong before anything is opened. */
-static enum status check_early(const struct config *config, struct error *err)
+/* A model that is not there is told before anything listens. */
+static enum status check_model(const struct config *config, struct error *err)
 {
-    struct device_options options;
     char *path = NULL;
-    enum status st = load_device_options(config, &options, err);
+    enum status st = config_resolve_model(config->model, &path, err);
 
-    if (!st && !config->tls_cert != !config->tls_key)
-        st = error_set(err, STATUS_INVALID, "--tls-cert and --tls-key go together; --%s is missing",
-                       config->tls_cert ? "tls-key" : "tls-cert");
-    if (!st && config->zmq_server_key_file && !config->zmq_listen.count)
-        st = error_set(err, STATUS_INVALID,
-                       "--zmq-server-key-file is for --zmq-listen, which is not given");
-    if (!st && config->zmq_client_keys_file && !config->zmq_listen.count)
-        st = error_set(err, STATUS_INVALID,
-                       "--zmq-client-keys-file is for --zmq-listen, which is not given");
-    if (!st) st = observe_check(config, err);
-    if (!st && config->uds && config->reuse_port)
-        st = error_set(err, STATUS_INVALID, "--reuse-port is for a TCP port; --uds has none");
-    if (!st) st = config_resolve_model(config->model, &path, err);
     free(path);
     return st;
 }
@@ -544,7 +531,7 @@ static int serve(struct server *s, struct error *err)
     watch_bus_errors(s->config);
     block_signals(&signals);
     s->started_ns = s->logged_ns = clock_mono_ns();
-    if (check_early(s->config, err) || observe_open_tracer(s->config, &s->tracer, err) ||
+    if (check_model(s->config, err) || observe_open_tracer(s->config, &s->tracer, err) ||
         start_frontend(s, err)) {
         tell_failure(err);
     } else if ((fault = pthread_create(&s->loader, NULL, load_thread, s))) {
@@ -593,6 +580,18 @@ static int serve(struct server *s, struct error *err)
     return status;
 }
 
+static enum status check_usage(const struct config *config, struct error *err)
+{
+    if (!config->model)
+        return error_set(err, STATUS_INVALID,
+                         "serve needs a MODEL: a GGUF file, a Hugging Face folder or an id "
+                         "(inferd serve --help)");
+    if (config->rest.count)
+        return error_set(err, STATUS_INVALID, "serve takes one model; '%.100s' is too many",
+                         config->rest.items[0]);
+    return check_options(config, err);
+}
+
 static void warn_of_variable(const char *name)
 {
     log_warn("environment variable not used", "name=%s why=\"there is no such option\"", name);
@@ -608,21 +607,19 @@ int cli_serve(int argc, char **argv)
 
     block_signals(
         &signals); /* before anything else: one that comes early is heard later, and kills nobody */
-    if (config_parse(argc, argv, &config, &err)) return cli_fail(&err) + 1;
+    if (config_parse(argc, argv, &config, &err)) {
+        observe_setup_form(config_peek(argc, argv, "log_format"));
+        tell_failure(&err);
+        return 2;
+    }
     if (config.help) {
         printf("usage: inferd serve MODEL [options]\n");
         config_print_help(stdout);
         status = 0;
-    } else if (!config.model) {
-        fprintf(stderr, "inferd: serve needs a MODEL: a GGUF file, a Hugging Face folder or an id "
-                        "(inferd serve --help)\n");
-        status = 2;
-    } else if (config.rest.count) {
-        fprintf(stderr, "inferd: serve takes one model; '%.100s' is too many\n",
-                config.rest.items[0]);
+    } else if (observe_setup_log(&config), check_usage(&config, &err)) {
+        tell_failure(&err);
         status = 2;
     } else {
-        observe_setup_log(&config);
         config_unknown_variables(warn_of_variable);
         systemd_read(&s.systemd);
         service_open(&s.service, &s.systemd);

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/status.h"
 
 enum { EXTEND_S = 60, TICK_MS = 500 };
 static const int64_t second_ns = 1000000000;
@@ -85,6 +86,6 @@ void service_stopping(struct service *s)
 void service_draining(struct service *s, unsigned busy)
 {
     if (is_time(s))
-        sd_notify_send(&s->notify, "STATUS=draining, %u requests left\nEXTEND_TIMEOUT_USEC=%d",
-                       busy, EXTEND_S * 1000000);
+        sd_notify_send(&s->notify, "STATUS=draining, %u request%s left\nEXTEND_TIMEOUT_USEC=%d",
+                       busy, plural(busy), EXTEND_S * 1000000);
 }

@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/utf8.h"
+#include "base/shown.h"
+#include "cli/check.h"
 #include "cli/cli.h"
 #include "config/config.h"
 #include "formats/weights.h"
@@ -37,18 +38,12 @@ static void print_tokens(const struct tokenizer *tok, const struct token_list *t
 {
     for (size_t i = 0; i < tokens->count; i++) {
         struct slice bytes = tokenizer_token_bytes(tok, tokens->ids[i]);
-        bool whole = utf8_valid(bytes); /* not a part of a character */
+
         printf("%8d  ", tokens->ids[i]);
-        for (size_t b = 0; b < bytes.len; b++) {
-            unsigned char c = (unsigned char)bytes.ptr[b];
-            if (c < 0x20 || c == 0x7f || (c > 0x7f && !whole))
-                printf(c == '\n' ? "\\n" : c == '\t' ? "\\t" : "\\x%02x", c);
-            else
-                putchar(c);
-        }
+        shown_put(bytes, false, stdout); /* a part of a character as its bytes */
         putchar('\n');
     }
-    printf("%zu tokens\n", tokens->count);
+    printf("%zu token%s\n", tokens->count, plural(tokens->count));
 }
 
 static enum status print_text(const struct tokenizer *tok, const struct config *config,
@@ -78,7 +73,7 @@ int cli_tokenize(int argc, char **argv)
     char *path = NULL;
     bool lines = false;
     int kept = 1;
-    enum status st;
+    enum status st = STATUS_OK;
 
     for (int i = 1; i < argc; i++) { /* --jsonl is this command's own; the rest are options */
         if (strcmp(argv[i], "--jsonl") == 0)
@@ -86,8 +81,7 @@ int cli_tokenize(int argc, char **argv)
         else
             argv[kept++] = argv[i];
     }
-    st = config_parse(kept, argv, &config, &err);
-    if (st) return cli_fail(&err) + 1;
+    if (check_parse(kept, argv, &config)) return 2;
     if (config.help || (!lines && (!config.model || !config.rest.count))) {
         fprintf(config.help ? stdout : stderr,
                 "usage: inferd tokenize MODEL TEXT\n       inferd tokenize --jsonl [MODEL]\n");

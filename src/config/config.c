@@ -99,7 +99,10 @@ const char *config_nearest_within(const char *name, unsigned edits_max)
 
 static const char *nearest(const char *name)
 {
-    return config_nearest_within(name, 2 + (unsigned)strlen(name + strspn(name, "-")) / 5);
+    unsigned len = (unsigned)strlen(name + strspn(name, "-")), edits = 2 + len / 5;
+
+    return config_nearest_within(name, edits < len / 2 ? edits
+                                                       : len / 2); /* half of it is another word */
 }
 
 static enum status wrong(const struct option *o, const char *where, const char *text,
@@ -107,6 +110,7 @@ static enum status wrong(const struct option *o, const char *where, const char *
 {
     const char *unit = *o->unit ? o->unit : NULL;
 
+    if (!*text) text = "empty";
     switch (o->type) {
     case OPT_BOOL:
         return error_set(err, STATUS_INVALID, "%s is \"%s\"; it must be true or false", where,
@@ -115,14 +119,26 @@ static enum status wrong(const struct option *o, const char *where, const char *
         return error_set(err, STATUS_INVALID, "%s is \"%s\"; it must be one of: %s", where, text,
                          o->unit);
     case OPT_REAL:
-        return error_set(err, STATUS_INVALID, "%s is %s; it must be %g to %g%s%s%s", where, text,
-                         o->low, o->high, unit ? " (" : "", unit ? unit : "", unit ? ")" : "");
+        return error_set(err, STATUS_INVALID, "%s is %s; it must be %.10g to %.10g%s%s%s", where,
+                         text, o->low, o->high, unit ? " (" : "", unit ? unit : "",
+                         unit ? ")" : "");
     default:
+        if (o->low == o->high)
+            return error_set(err, STATUS_INVALID, "%s is %s; it must be %.0f", where, text, o->low);
         return error_set(
             err, STATUS_INVALID, "%s is %s; it must be %.0f to %.0f%s%s%s%s", where, text, o->low,
             o->high, unit ? " (" : "", unit ? unit : "", unit ? ")" : "",
             o->type == OPT_BYTES ? " bytes; KiB, MiB, GiB, kB, MB, GB may follow the number" : "");
     }
+}
+
+/* A decimal number: strtod would also take "0x10", " 5" and "nan". */
+static bool parse_real(const char *text, char **end, double *out)
+{
+    size_t len = strspn(text, "+-.0123456789eE");
+
+    *out = strtod(text, end);
+    return *end > text && *text != ' ' && *end <= text + len;
 }
 
 static bool parse_uint(const char *text, uint64_t *out)
@@ -148,8 +164,7 @@ static bool parse_bytes(const char *text, uint64_t *out)
     char *end;
     double number;
 
-    if (*text < '0' || *text > '9') return false;
-    number = strtod(text, &end);
+    if (*text < '0' || *text > '9' || !parse_real(text, &end, &number)) return false;
     while (*end == ' ')
         end++;
     for (size_t i = 0; i < sizeof units / sizeof *units; i++)
@@ -222,8 +237,7 @@ static enum status set_value(struct config *c, const struct option *o, const cha
         *(uint64_t *)field = number;
         return STATUS_OK;
     case OPT_REAL:
-        real = strtod(text, &end);
-        if (end == text || *end || !(real >= o->low && real <= o->high))
+        if (!parse_real(text, &end, &real) || *end || !(real >= o->low && real <= o->high))
             return wrong(o, where, text, err);
         *(double *)field = real;
         return STATUS_OK;

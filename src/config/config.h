@@ -42,6 +42,9 @@ enum config_source { CONFIG_DEFAULT, CONFIG_FILE, CONFIG_ENVIRONMENT, CONFIG_FLA
  * STATUS_CORRUPT (the file), STATUS_NOMEM. */
 enum status config_parse(int argc, char **argv, struct config *out, struct error *err);
 void config_fini(struct config *config);
+/* The last value that a flag, or else the variable, gives the option, unchecked: for who must say in which form that config_parse
+ * has failed. NULL: none does. Borrowed from both. */
+const char *config_peek(int argc, char **argv, const char *field);
 
 /* Whether the option was given anywhere; field: "max_model_len". */
 bool config_given(const struct config *config, const char *field);

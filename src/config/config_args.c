@@ -95,6 +95,18 @@ static enum status set_from_otel(struct config *c, struct error *err)
     return st;
 }
 
+/* "port" -> "INFERD_PORT" in `out`. */
+static const char *variable_of(const char *field, char out[static 80])
+{
+    size_t n = 0;
+
+    memcpy(out, "INFERD_", 7);
+    for (; field[n] && n < 64; n++)
+        out[7 + n] = (char)(field[n] >= 'a' && field[n] <= 'z' ? field[n] - 32 : field[n]);
+    out[7 + n] = '\0';
+    return out;
+}
+
 static enum status set_from_environment(struct config *c, struct error *err)
 {
     enum status st = check_environment(err);
@@ -104,12 +116,7 @@ static enum status set_from_environment(struct config *c, struct error *err)
 
     for (uint32_t i = 0; i < config_option_count && !st; i++) {
         const char *field = config_options[i].field;
-        size_t n = 0;
-        memcpy(name, "INFERD_", 7);
-        for (; field[n] && n < 64; n++)
-            name[7 + n] = (char)(field[n] >= 'a' && field[n] <= 'z' ? field[n] - 32 : field[n]);
-        name[7 + n] = '\0';
-        const char *value = getenv(name);
+        const char *value = getenv(variable_of(field, name));
         if (value && *value) st = config_set(c, field, value, CONFIG_ENVIRONMENT, name, err);
     }
     return st;
@@ -196,6 +203,23 @@ enum status config_parse(int argc, char **argv, struct config *out, struct error
     if (!st && !out->help && out->config) st = config_read_file(out, out->config, err);
     if (st) config_fini(out);
     return st;
+}
+
+const char *config_peek(int argc, char **argv, const char *field)
+{
+    char name[80];
+    const char *found = NULL;
+
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        size_t len = strcspn(argv[i], "=");
+        if (len >= sizeof name || argv[i][0] != '-') continue;
+        memcpy(name, argv[i], len);
+        name[len] = '\0';
+        int option = config_find(name);
+        if (option < 0 || strcmp(config_options[option].field, field) != 0) continue;
+        found = argv[i][len] ? argv[i] + len + 1 : i + 1 < argc ? argv[i + 1] : NULL;
+    }
+    return found ? found : getenv(variable_of(field, name));
 }
 
 bool config_stderr_is_journal(void)

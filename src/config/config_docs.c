@@ -33,7 +33,8 @@ void config_print_help(FILE *to)
     }
     fprintf(to,
             "\nEach is also INFERD_<NAME> in the environment and a key of the file of --config;\n"
-            "a flag beats the environment, which beats the file.\n");
+            "a flag beats the environment, which beats the file. What is (true) is turned off by\n"
+            "--no-NAME; what may be given several times by more words, or more flags.\n");
 }
 
 void config_print_markdown(FILE *to)
@@ -68,7 +69,8 @@ void config_print_markdown(FILE *to)
         else if (o->type == OPT_STRING || o->type == OPT_STRINGS)
             fprintf(to, "text%s", o->type == OPT_STRINGS ? ", several times" : "");
         else
-            fprintf(to, o->type == OPT_REAL ? "%g to %g%s%s" : "%.0f to %.0f%s%s", o->low, o->high,
+            fprintf(to, o->type == OPT_REAL ? "%.10g to %.10g%s%s" : "%.0f to %.0f%s%s", o->low,
+                    o->high,
                     *o->unit               ? " "
                     : o->type == OPT_BYTES ? " bytes"
                                            : "",

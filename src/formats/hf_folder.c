@@ -187,8 +187,22 @@ static enum status open_index(struct weights *w, struct error *err)
 
 struct listing {
     char *only;                       /* the name of a .safetensors file, owned */
+    char *gguf;                       /* the first name of a .gguf file, owned */
     unsigned tensors, pickles, ggufs; /* how many files of each kind */
 };
+
+static void end_listing(struct listing *l)
+{
+    free(l->only);
+    free(l->gguf);
+}
+
+static void keep_first(char **first, const char *name)
+{
+    if (*first && strcmp(*first, name) <= 0) return;
+    free(*first);
+    *first = strdup(name);
+}
 
 static enum status list_folder(const struct weights *w, struct listing *out, struct error *err)
 {
@@ -203,10 +217,22 @@ static enum status list_folder(const struct weights *w, struct listing *out, str
             out->tensors++;
         }
         out->pickles += ends_with(entry->d_name, ".bin") || ends_with(entry->d_name, ".pth");
-        out->ggufs += ends_with(entry->d_name, ".gguf");
+        if (ends_with(entry->d_name, ".gguf")) {
+            keep_first(&out->gguf, entry->d_name);
+            out->ggufs++;
+        }
     }
     closedir(dir);
-    return out->tensors && !out->only ? no_memory(w, err) : STATUS_OK;
+    return (out->tensors && !out->only) || (out->ggufs && !out->gguf) ? no_memory(w, err)
+                                                                      : STATUS_OK;
+}
+
+static enum status name_gguf(const struct weights *w, const struct listing *found,
+                             struct error *err)
+{
+    return error_set(err, STATUS_INVALID,
+                     "%s has GGUF files: give the path of the .gguf file itself, as in %s/%s",
+                     w->folder, w->folder, found->gguf);
 }
 
 static enum status open_only(struct weights *w, struct error *err)
@@ -221,8 +247,7 @@ static enum status open_only(struct weights *w, struct error *err)
                        "%s has %u .safetensors files, but neither model.safetensors nor %s",
                        w->folder, found.tensors, index_name);
     else if (!st && found.ggufs)
-        st = error_set(err, STATUS_INVALID,
-                       "%s has GGUF files: give the path of the .gguf file itself", w->folder);
+        st = name_gguf(w, &found, err);
     else if (!st && found.pickles)
         st = error_set(err, STATUS_UNSUPPORTED,
                        "%s has weights in PyTorch's pickle form only; convert them to safetensors",
@@ -231,7 +256,27 @@ static enum status open_only(struct weights *w, struct error *err)
         st = error_set(err, STATUS_NOT_FOUND,
                        "%s has no weights: no model.safetensors, no %s and no .gguf file",
                        w->folder, index_name);
-    free(found.only);
+    end_listing(&found);
+    return st;
+}
+
+enum status hf_folder_check(const struct weights *w, struct error *err)
+{
+    struct listing found = {0};
+
+    if (has_file(w, "config.json") || has_file(w, "tokenizer.json") ||
+        has_file(w, "tokenizer_config.json"))
+        return STATUS_OK;
+    enum status st = list_folder(w, &found, err);
+
+    if (!st && found.ggufs)
+        st = name_gguf(w, &found, err);
+    else if (!st)
+        st = error_set(err, STATUS_NOT_FOUND,
+                       "%s is no folder of a model: it has neither config.json nor tokenizer.json, "
+                       "and no .gguf file",
+                       w->folder);
+    end_listing(&found);
     return st;
 }
 

@@ -63,7 +63,7 @@ static enum status open_folder(struct weights *w, unsigned flags, struct error *
     w->kind = flags & WEIGHTS_CONFIG_ONLY ? WEIGHTS_NONE : WEIGHTS_SAFETENSORS;
     w->folder = strdup(w->path);
     if (!w->folder) return error_set(err, STATUS_NOMEM, "no memory for %s", w->path);
-    return flags & WEIGHTS_CONFIG_ONLY ? STATUS_OK : hf_folder_open(w, err);
+    return flags & WEIGHTS_CONFIG_ONLY ? hf_folder_check(w, err) : hf_folder_open(w, err);
 }
 
 static enum status open_kind(struct weights *w, unsigned flags, struct error *err)

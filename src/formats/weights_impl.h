@@ -43,6 +43,8 @@ void weights_reset(struct weights *w);
 enum status gguf_split_open(struct weights *w, struct error *err);
 
 /* Opens the weight files of w->folder. STATUS_NOT_FOUND when it has none. */
+/* Whether a folder whose weights are left alone has anything of a model. Errors: STATUS_NOT_FOUND, STATUS_INVALID (GGUF files only). */
+enum status hf_folder_check(const struct weights *w, struct error *err);
 enum status hf_folder_open(struct weights *w, struct error *err);
 /* Maps and parses one safetensors file. */
 enum status hf_folder_add_file(struct weights *w, const char *path, struct error *err);

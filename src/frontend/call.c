@@ -11,6 +11,10 @@
 #include "base/log.h"
 #include "frontend/zmq.h"
 
+enum {
+    ANSWERS_SHARE = 2, /* 512 MiB at least: one of the longest answer, and as much for all others */
+    SMALL_ANSWER = 64 << 10, /* as many as there may be connections */
+};
 enum { PUMP_OUTPUTS_MAX = 256, PUMP_BYTES_MAX = 64 << 10 }; /* of one call in one turn */
 
 void call_fresh_id(char out[132])
@@ -60,6 +64,20 @@ bool call_reserve_body(struct call *call, uint64_t bytes)
     return true;
 }
 
+bool call_reserve_answer(struct call *call, uint64_t bytes)
+{
+    struct frontend *f = call->frontend;
+    uint64_t limit = ANSWERS_SHARE * atomic_load(&f->body_bytes_total);
+
+    if (bytes <= SMALL_ANSWER) return true;
+    if (atomic_fetch_add(&f->answer_bytes, bytes) + bytes > limit) {
+        atomic_fetch_sub(&f->answer_bytes, bytes);
+        return false;
+    }
+    call->answer_reserved += bytes;
+    return true;
+}
+
 /* Lets go of the engine's side. The request may live on there, without us. */
 static void release_generation(struct call *call)
 {
@@ -83,6 +101,8 @@ void call_destroy(struct call *call)
     buf_fini(&call->api.body);
     release_body(call);
     buf_fini(&call->out);
+    if (call->answer_reserved)
+        atomic_fetch_sub(&call->frontend->answer_bytes, call->answer_reserved);
     free(call->target);
     free(call);
 }
@@ -122,7 +142,14 @@ void call_count(struct call *call, unsigned status)
     call_report(call, status, clock_mono_ns());
 }
 
-/* --- on a text thread --- */
+/* --- to a text thread, and on it --- */
+
+enum status call_to_text(struct call *call, size_t bytes)
+{
+    enum text_lane lane = text_lane_of(bytes, !call_is_generation(call));
+
+    return text_lanes_submit(&call->frontend->lanes, lane, call);
+}
 
 /* As the model sees it, cut: only where the operator asks. */
 static void log_prompt(const struct call *call)

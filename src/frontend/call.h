@@ -84,8 +84,9 @@ struct call {
     struct api_fault fault; /* http_status != 0: the answer is its body */
     unsigned status;
     const char *content_type;
-    struct buf out; /* whole answer, or events not yet given to libmicrohttpd */
-    size_t out_at;  /* sent part of out (events) */
+    uint64_t answer_reserved; /* of frontend.answer_bytes */
+    struct buf out;           /* whole answer, or events not yet given to libmicrohttpd */
+    size_t out_at;            /* sent part of out (events) */
     bool
         direct; /* events go straight to the socket (sse.c): libmicrohttpd is asleep until the stream's end */
     bool blocked; /* direct, and the socket is full */
@@ -114,9 +115,7 @@ struct call {
 struct frontend {
     struct frontend_options options;
     struct http_stats *stats;
-    struct text_pool *pool;
-    struct text_pool
-        *long_pool; /* one thread for large bodies, so that small ones never wait behind them */
+    struct text_lanes lanes;
     _Atomic(struct engine *) engine; /* NULL: loading; set after `model` */
     struct api_model model;
     struct settings *settings_now;              /* under lock */
@@ -136,6 +135,8 @@ struct frontend {
     _Atomic uint32_t busy;
     _Atomic uint64_t body_bytes;       /* memory of all bodies being read or parsed */
     _Atomic uint64_t body_bytes_total; /* its limit */
+    _Atomic uint64_t
+        answer_bytes; /* large whole answers that are being sent; at most ANSWERS_SHARE times that limit */
     int listen_fd;
     uint16_t port;
     uint32_t io_count;
@@ -154,6 +155,10 @@ struct call *call_create(struct conn *conn, const char *target);
 void call_destroy(struct call *call);
 /* Takes memory for `bytes` more of the body; false: over the limit of all bodies. */
 bool call_reserve_body(struct call *call, uint64_t bytes);
+/* Takes memory for a whole answer of `bytes` until the call ends; small ones are not counted. False: clients leave too many unread. */
+bool call_reserve_answer(struct call *call, uint64_t bytes);
+/* Gives a call whose body (or message) has so many bytes to the text threads of its lane, which run call_run. STATUS_FULL: not taken. */
+enum status call_to_text(struct call *call, size_t bytes);
 /* On a text thread: parse, tokenise, submit; then hands the call back to its I/O thread. */
 void call_run(void *call);
 /* On the I/O thread, after call_run: the call goes on by what has become of it. */

@@ -16,7 +16,6 @@
 #include "frontend/tls.h"
 #include "frontend/zmq.h"
 
-enum { TEXT_QUEUE_MAX = 4096, LONG_QUEUE_MAX = 256 };
 static const uint64_t bodies_min = 256u << 20;
 
 static bool uses_unix(const struct frontend_options *o)
@@ -73,8 +72,7 @@ static enum status start_all(struct frontend *f, struct error *err)
     enum status st = o->tls_cert ? tls_load(o->tls_cert, o->tls_key, err) : STATUS_OK;
 
     if (!st) st = open_socket(f, err);
-    if (!st) st = text_pool_create(o->text_threads, TEXT_QUEUE_MAX, call_run, &f->pool, err);
-    if (!st) st = text_pool_create(1, LONG_QUEUE_MAX, call_run, &f->long_pool, err);
+    if (!st) st = text_lanes_create(o->text_threads, call_run, &f->lanes, err);
     place_begin(&place, o->io_cpus);
     for (uint32_t i = 0; !st && i < o->io_threads; i++) {
         f->io_count++;
@@ -268,8 +266,7 @@ void frontend_stop(struct frontend *f)
     for (uint32_t i = 0; i < f->io_count; i++)
         io_destroy(&f->io[i]);
     zmq_front_destroy(f->zmq);
-    text_pool_destroy(f->pool);
-    text_pool_destroy(f->long_pool);
+    text_lanes_destroy(&f->lanes);
     if (f->listen_fd >= 0) close(f->listen_fd);
     if (uses_unix(&f->options) && !f->options.socket_fd && f->listen_fd >= 0)
         unlink(f->options.uds);

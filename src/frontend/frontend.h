@@ -2,7 +2,7 @@
  *
  * Threads: `io_threads` I/O threads, each with an epoll loop, a libmicrohttpd daemon of its own in external mode and a
  * share of the connections; `text_threads` text threads that parse, render and tokenise (all but short prompts: a long
- * prompt must not stall other streams). A request's life:
+ * prompt must not stall other streams), and one more for each lane of long texts (text_pool.h). A request's life:
  *
  *     I/O thread            text pool                engine             I/O thread
  *     read ─► suspend ─►  api_open, engine_submit ─► outputs, bell ─► api_stream ─► resume, send
@@ -83,6 +83,10 @@ struct frontend_options {
     const char *version;              /* "0.1.0" */
     const char *commit;               /* NULL: not told */
 };
+
+/* Whether a ZeroMQ endpoint can be listened on at all: "tcp://HOST:PORT" or "ipc://PATH". Errors: STATUS_INVALID, saying what would be
+ * right. */
+enum status frontend_check_endpoint(const char *endpoint, struct error *err);
 
 /* Binds, listens (unless that waits for set_ready), starts the threads. Errors: STATUS_IO with address and port in the sentence (a taken port too, before
  * anything else is done), STATUS_NOMEM, STATUS_INVALID (host is no address). */

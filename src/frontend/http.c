@@ -17,10 +17,7 @@
 #include "frontend/io_thread.h"
 #include "frontend/web_page.h"
 
-enum {
-    LONG_BODY_BYTES = 128 << 10, /* beyond it a body may take a text thread more than some 50 ms */
-    OPEN_HERE_BYTES = 1 << 10,
-};
+enum { OPEN_HERE_BYTES = 1 << 10 };
 
 static const struct frontend_options *settings_of(const struct call *call)
 {
@@ -114,6 +111,13 @@ static void add_preflight(const struct call *call, struct MHD_Response *response
 /* Sends call->out, or the fault's body. */
 static enum MHD_Result queue_answer(struct call *call, struct MHD_Connection *mhd)
 {
+    if (!call->fault.http_status && !call_reserve_answer(call, call->out.len)) {
+        buf_fini(&call->out); /* its memory goes back at once */
+        buf_init(&call->out, 0);
+        api_refuse(
+            &call->fault, 503, "service_unavailable", NULL,
+            "The server holds too many large answers that clients have not read; try again.");
+    }
     if (call->fault.http_status) {
         call->status = call->fault.http_status;
         buf_clear(&call->out);
@@ -248,7 +252,8 @@ bool http_refuse_length(struct conn *conn)
         api_refuse(&fault, 413, "request_too_large", NULL, "The body may have at most %llu bytes.",
                    (unsigned long long)settings_of(call)->body_bytes_max);
     else
-        api_refuse(&fault, 400, NULL, NULL, "Content-Length must be a plain decimal number.");
+        api_refuse(&fault, 400, NULL, NULL,
+                   "Content-Length must be a plain decimal number, with nothing behind it.");
     call->refused_early = true;
     conn->linger_fd = dup(conn->fd);
     http_answer_by_hand(conn->fd, &fault, call->request_id[0] ? call->request_id : NULL);
@@ -322,7 +327,6 @@ static enum MHD_Result start_parsing(struct call *call, struct MHD_Connection *m
 {
     mark_received(call);
     call->state = CALL_PARSING;
-    struct frontend *f = call->frontend;
     bool short_prompt = call->route == ROUTE_COMPLETIONS && call->body.len <= OPEN_HERE_BYTES;
 
     if (short_prompt && io_may_open(call)) {
@@ -331,7 +335,7 @@ static enum MHD_Result start_parsing(struct call *call, struct MHD_Connection *m
         call_run(call);
         return MHD_YES;
     }
-    if (!text_pool_submit(call->body.len > LONG_BODY_BYTES ? f->long_pool : f->pool, call)) {
+    if (!call_to_text(call, call->body.len)) {
         io_suspend(call);
         if (call->conn->hung_up) call_vanish(call);
         return MHD_YES;

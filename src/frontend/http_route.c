@@ -126,7 +126,7 @@ static void take_length(struct http_head *head, const char *value)
     uint64_t length;
 
     if (!read_length(value, &length)) {
-        set_bad(head, "Content-Length must be a plain decimal number.");
+        set_bad(head, "Content-Length must be a plain decimal number, with nothing behind it.");
         return;
     }
     if (head->has_length && head->length != length)
@@ -138,7 +138,8 @@ static void take_length(struct http_head *head, const char *value)
 static void take_coding(struct http_head *head, const char *value)
 {
     if (head->chunked || strcasecmp(value, "chunked") != 0)
-        set_bad(head, "The only transfer coding accepted is chunked.");
+        set_bad(head,
+                "The only transfer coding accepted is chunked, with nothing behind the word.");
     head->chunked = true;
 }
 
@@ -158,6 +159,16 @@ bool http_timeout_read(const char *value, int64_t *out_ns)
     return true;
 }
 
+/* White space around a field's value is no part of it (RFC 9110, 5.5). libmicrohttpd skips what stands in front; what stands behind is
+ * cut off where it stands, in the connection's own memory. */
+static void cut_white_space(const char *value, size_t len)
+{
+    char *end = (char *)(uintptr_t)value + len;
+
+    while (end > value && (end[-1] == ' ' || end[-1] == '\t'))
+        *--end = 0;
+}
+
 static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const char *name,
                                    size_t name_len, const char *value, size_t value_len)
 {
@@ -171,6 +182,9 @@ static enum MHD_Result take_header(void *cls, enum MHD_ValueKind kind, const cha
     /* a blank before the colon, or a NUL: another reader of the same bytes may see another header */
     if (!is_token(name, name_len)) set_bad(head, "A header's name has characters that it may not.");
     if (strlen(value) != value_len) set_bad(head, "A header's value has a NUL byte.");
+    /* libmicrohttpd has read these two as they came, and must not have seen another framing than we */
+    if (strcasecmp(name, "Content-Length") != 0 && strcasecmp(name, "Transfer-Encoding") != 0)
+        cut_white_space(value, value_len);
     if (strcasecmp(name, "Host") == 0) {
         if (head->has_host) set_bad(head, "The request has two Host headers.");
         head->has_host = true;

@@ -1,8 +1,17 @@
 #include "frontend/text_pool.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum {
+    SHORT_QUEUE_MAX = 4096,
+    LONG_QUEUE_MAX = 256,
+    LONG_NICE = 10,
+    LONG_BYTES = 128 << 10, /* beyond it a text may take a thread more than some 20 ms */
+    HUGE_BYTES = 1 << 20,   /* and beyond it more than some 150 */
+};
 
 struct text_pool {
     pthread_mutex_t lock;
@@ -11,6 +20,7 @@ struct text_pool {
     void **jobs; /* [capacity] ring under lock */
     uint32_t capacity, first, count;
     bool ending;
+    int nice;
     uint32_t thread_count;
     pthread_t threads[];
 };
@@ -20,6 +30,9 @@ static void *work(void *arg)
     struct text_pool *pool = arg;
 
     pthread_setname_np(pthread_self(), "inferd-text");
+    /* Linux has a priority per thread; without it (a seccomp filter) the lanes still share the processors */
+    if (pool->nice)
+        setpriority(PRIO_PROCESS, (id_t)gettid(), getpriority(PRIO_PROCESS, 0) + pool->nice);
     for (;;) {
         pthread_mutex_lock(&pool->lock);
         while (!pool->count && !pool->ending)
@@ -36,7 +49,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-enum status text_pool_create(uint32_t threads, uint32_t capacity, void (*run)(void *job),
+enum status text_pool_create(uint32_t threads, uint32_t capacity, int nice, void (*run)(void *job),
                              struct text_pool **out, struct error *err)
 {
     struct text_pool *pool = calloc(1, sizeof *pool + threads * sizeof pool->threads[0]);
@@ -48,6 +61,7 @@ enum status text_pool_create(uint32_t threads, uint32_t capacity, void (*run)(vo
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->some, NULL);
     pool->run = run;
+    pool->nice = nice;
     pool->capacity = capacity;
     while (pool->thread_count < threads) {
         if (pthread_create(&pool->threads[pool->thread_count], NULL, work, pool)) {
@@ -88,4 +102,35 @@ void text_pool_destroy(struct text_pool *pool)
     pthread_mutex_destroy(&pool->lock);
     free(pool->jobs);
     free(pool);
+}
+
+enum text_lane text_lane_of(size_t bytes, bool asks)
+{
+    if (bytes <= LONG_BYTES) return LANE_SHORT;
+    if (bytes <= HUGE_BYTES) return asks ? LANE_LONG_ASK : LANE_LONG;
+    return asks ? LANE_HUGE_ASK : LANE_HUGE;
+}
+
+enum status text_lanes_create(uint32_t short_threads, void (*run)(void *job),
+                              struct text_lanes *out, struct error *err)
+{
+    enum status st =
+        text_pool_create(short_threads, SHORT_QUEUE_MAX, 0, run, &out->pools[LANE_SHORT], err);
+
+    for (int lane = LANE_SHORT + 1; !st && lane < TEXT_LANES; lane++)
+        st = text_pool_create(1, LONG_QUEUE_MAX, LONG_NICE, run, &out->pools[lane], err);
+    return st;
+}
+
+enum status text_lanes_submit(struct text_lanes *lanes, enum text_lane lane, void *job)
+{
+    return text_pool_submit(lanes->pools[lane], job);
+}
+
+void text_lanes_destroy(struct text_lanes *lanes)
+{
+    for (int lane = 0; lane < TEXT_LANES; lane++) {
+        text_pool_destroy(lanes->pools[lane]);
+        lanes->pools[lane] = NULL;
+    }
 }

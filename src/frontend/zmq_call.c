@@ -12,7 +12,6 @@
 #include "frontend/zmq.h"
 
 enum {
-    LONG_BODY_BYTES = 128 << 10, /* as HTTP's: beyond it another text thread */
     OPEN_HERE_BYTES = 1 << 10,
     OPEN_HERE_MAX = 16, /* in a turn: some 0.5 ms */
 };
@@ -296,8 +295,6 @@ static void link_client(struct zmq_front *z, struct zmq_call *zc)
 static bool begin(struct zmq_front *z, struct zmq_call *zc, size_t bytes, bool plain,
                   struct api_fault *fault)
 {
-    struct frontend *f = z->frontend;
-
     if (!call_reserve_body(&zc->call, bytes))
         return api_refuse(fault, 503, "service_unavailable", NULL,
                           "The server is reading too many large requests; try again.");
@@ -306,7 +303,7 @@ static bool begin(struct zmq_front *z, struct zmq_call *zc, size_t bytes, bool p
         call_run(&zc->call); /* ends in zmq_front_done */
         return true;
     }
-    if (!text_pool_submit(bytes > LONG_BODY_BYTES ? f->long_pool : f->pool, &zc->call)) return true;
+    if (!call_to_text(&zc->call, bytes)) return true;
     return api_refuse(fault, 429, "rate_limit_exceeded", NULL,
                       "Too many requests are being read; try again in a second.");
 }

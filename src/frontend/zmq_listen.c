@@ -41,7 +41,7 @@ static bool port_ok(const char *text)
 }
 
 /* libzmq would take the low 16 bits of any port, and say "Invalid argument" of the rest. */
-static enum status check_endpoint(const char *wanted, struct error *err)
+enum status frontend_check_endpoint(const char *wanted, struct error *err)
 {
     const char *rest = wanted + 6, *colon;
 
@@ -87,7 +87,7 @@ static enum status bind_one(struct zmq_front *z, const char *wanted, struct erro
     struct zmq_endpoint *e = &z->endpoints[z->endpoint_count];
     size_t size = sizeof e->text;
     int ipv6 = strchr(wanted, '[') || strstr(wanted, "//*");
-    enum status st = check_endpoint(wanted, err);
+    enum status st = frontend_check_endpoint(wanted, err);
 
     if (st) return st;
     make_absolute(wanted, e->text);

@@ -17,8 +17,9 @@ static void describe(struct model *m)
     const struct model_config *c = &m->config;
 
     snprintf(m->description, sizeof m->description,
-             "%s, %u layers, hidden %u, %u/%u heads of %u, vocabulary %u", c->arch->name, c->layers,
-             c->hidden, c->heads, c->kv_heads, c->head_dim, m->plan.vocab_rows);
+             "%s, %u layer%s, hidden %u, %u/%u heads of %u, vocabulary %u", c->arch->name,
+             c->layers, plural(c->layers), c->hidden, c->heads, c->kv_heads, c->head_dim,
+             m->plan.vocab_rows);
 }
 
 enum status model_open(struct weights *weights, const struct model_options *options,

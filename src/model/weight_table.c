@@ -200,5 +200,5 @@ enum status weight_table_finish(const struct weight_table *table, struct error *
     return weights_fault_tensor(table->weights, first, err, STATUS_UNSUPPORTED,
                                 "no part of a %s model of %u layers uses it (%u such tensor%s)",
                                 table->config->arch->name, table->config->layers, extra,
-                                extra == 1 ? "" : "s");
+                                plural(extra));
 }

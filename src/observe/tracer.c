@@ -326,15 +326,28 @@ static bool start(struct tracer *t)
     return t->thread_runs;
 }
 
+enum status tracer_check_url(const char *text, struct error *err)
+{
+    CURLU *url = curl_url();
+    bool http = strncasecmp(text, "http://", 7) == 0 || strncasecmp(text, "https://", 8) == 0;
+
+    if (!url) return error_set(err, STATUS_NOMEM, "no memory for a URL");
+    bool ok = http && !curl_url_set(url, CURLUPART_URL, text, 0);
+
+    curl_url_cleanup(url);
+    if (ok) return STATUS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "--otlp-endpoint is \"%.200s\"; it must be a URL of http or https, as in "
+                     "http://localhost:4318",
+                     text);
+}
+
 enum status tracer_create(const struct tracer_options *options, struct tracer **out,
                           struct error *err)
 {
-    if (strncasecmp(options->url, "http://", 7) != 0 &&
-        strncasecmp(options->url, "https://", 8) != 0)
-        return error_set(err, STATUS_INVALID,
-                         "--otlp-endpoint is \"%.200s\"; it must be a URL of http or https, as in "
-                         "http://localhost:4318",
-                         options->url);
+    enum status st = tracer_check_url(options->url, err);
+
+    if (st) return st;
     curl_global_init(CURL_GLOBAL_DEFAULT);
     struct tracer *t = calloc(1, sizeof *t);
 

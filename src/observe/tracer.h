@@ -35,7 +35,9 @@ struct tracer_stats {
     uint64_t spans;   /* of the exported ones */
 };
 
-/* Starts the thread. Errors: STATUS_INVALID (no URL of http or https), STATUS_NOMEM. A collector that is not there is no error. */
+/* Whether it is a URL of http or https that could be asked. Errors: STATUS_INVALID, STATUS_NOMEM. */
+enum status tracer_check_url(const char *url, struct error *err);
+/* Starts the thread. Errors: STATUS_INVALID (the URL), STATUS_NOMEM. A collector that is not there is no error. */
 enum status tracer_create(const struct tracer_options *options, struct tracer **out,
                           struct error *err);
 /* The URL without user, password and query: for logs. The tracer owns it. */

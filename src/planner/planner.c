@@ -188,21 +188,27 @@ static enum status refuse_fixed(const struct planner_options *o, const struct pl
 
     list_lines(&fit->memory, lines, sizeof lines);
     if (plan->group_count == 1 && fit->block_bytes)
-        snprintf(blocks, sizeof blocks, "%llu blocks of %llu ",
+        snprintf(blocks, sizeof blocks, "%llu block%s of %llu ",
                  (unsigned long long)(pool_bytes / fit->block_bytes),
-                 (unsigned long long)fit->block_bytes);
+                 plural(pool_bytes / fit->block_bytes), (unsigned long long)fit->block_bytes);
     return error_set(
         err, STATUS_NOMEM,
-        "%llu bytes of memory * %.4g = %llu may be used; %s + KV pool %llu (%sfor %u tokens) = "
-        "%llu: %llu bytes too many",
-        (unsigned long long)o->memory_bytes, o->utilization, (unsigned long long)fit->budget_bytes,
-        lines, (unsigned long long)pool_bytes, blocks, fit->limits.context_tokens,
-        (unsigned long long)need, (unsigned long long)(need - fit->budget_bytes));
+        "%llu byte%s of memory * %.4g = %llu may be used; %s + KV pool %llu (%sfor %u token%s) = "
+        "%llu: %llu byte%s too many",
+        (unsigned long long)o->memory_bytes, plural(o->memory_bytes), o->utilization,
+        (unsigned long long)fit->budget_bytes, lines, (unsigned long long)pool_bytes, blocks,
+        fit->limits.context_tokens, plural(fit->limits.context_tokens), (unsigned long long)need,
+        (unsigned long long)(need - fit->budget_bytes), plural(need - fit->budget_bytes));
 }
 
 static enum status refuse_pool(const struct planner_options *o, const struct planner_fit *fit,
                                uint64_t holds, uint64_t needed, struct error *err)
 {
+    if (!o->max_model_len)
+        return error_set(err, STATUS_NOMEM,
+                         "--kv-cache-memory of %llu bytes holds no sequence at all: %llu bytes are "
+                         "needed",
+                         (unsigned long long)o->kv_bytes, (unsigned long long)needed);
     return error_set(
         err, STATUS_NOMEM,
         "--kv-cache-memory of %llu bytes holds %llu tokens (%llu bytes for %u tokens), too "
@@ -277,6 +283,7 @@ enum status planner_fit(const struct planner_options *o, const struct plan *plan
                          "--max-model-len is %llu; this model's own is %u (tokens)",
                          (unsigned long long)o->max_model_len, plan->context_tokens);
     fit->budget_bytes = (uint64_t)((double)o->memory_bytes * o->utilization);
+    if (o->memory_bytes && !fit->budget_bytes) fit->budget_bytes = 1; /* 0: there is no bound */
     fit->limits = first_limits(o, plan);
     for (uint32_t g = 0; g < plan->group_count; g++)
         fit->limits.kv_blocks[g] = 1;

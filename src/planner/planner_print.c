@@ -33,8 +33,8 @@ static void print_stored(const struct planner_subject *s, const struct plan *pla
     fprintf(to, "weights as %s\n", s->weights_present ? "stored" : "the config has them");
     for (int d = 0; d < DTYPE_COUNT; d++) {
         if (!stored.tensors[d]) continue;
-        snprintf(name, sizeof name, "%s, %u tensors", dtype_info((enum dtype)d)->name,
-                 stored.tensors[d]);
+        snprintf(name, sizeof name, "%s, %u tensor%s", dtype_info((enum dtype)d)->name,
+                 stored.tensors[d], plural(stored.tensors[d]));
         print_line(to, name, stored.bytes[d], "");
     }
 }
@@ -67,15 +67,16 @@ static void print_pools(const struct plan *plan, const struct planner_fit *fit, 
         char of[96] = "";
 
         if (group->window)
-            snprintf(of, sizeof of, " of %u layers with a window of %u tokens", group->layers,
-                     group->window);
+            snprintf(of, sizeof of, " of %u layer%s with a window of %u token%s", group->layers,
+                     plural(group->layers), group->window, plural(group->window));
         else if (plan->group_count > 1)
-            snprintf(of, sizeof of, " of %u layers with full attention", group->layers);
+            snprintf(of, sizeof of, " of %u layer%s with full attention", group->layers,
+                     plural(group->layers));
         fprintf(to,
-                "KV pool%s: %llu blocks of %u tokens, %llu bytes each (%llu bytes a token): %llu "
+                "KV pool%s: %llu block%s of %u tokens, %llu bytes each (%llu bytes a token): %llu "
                 "tokens\n",
-                of, (unsigned long long)blocks, group->block_tokens, (unsigned long long)bytes,
-                (unsigned long long)(bytes / group->block_tokens),
+                of, (unsigned long long)blocks, plural(blocks), group->block_tokens,
+                (unsigned long long)bytes, (unsigned long long)(bytes / group->block_tokens),
                 (unsigned long long)(blocks * group->block_tokens));
     }
 }
@@ -98,8 +99,10 @@ void planner_print(const struct planner_subject *s, const struct planner_options
     }
     print_pools(plan, fit, to);
     fprintf(
-        to, "fits: --max-model-len %u, %llu sequences of that length at once (--max-num-seqs %u)\n",
-        fit->limits.context_tokens, (unsigned long long)fit->full_sequences, fit->limits.slots_max);
+        to,
+        "fits: --max-model-len %u, %llu sequence%s of that length at once (--max-num-seqs %u)\n",
+        fit->limits.context_tokens, (unsigned long long)fit->full_sequences,
+        plural(fit->full_sequences), fit->limits.slots_max);
 }
 
 static json_t *lines_json(const struct device_memory *m)

@@ -154,8 +154,9 @@ enum status sched_fits(const struct sched *sched, const struct sequence *seq, st
 
     if ((uint64_t)seq->prompt_count + seq->max_new > sched->limits->context_tokens)
         return error_set(err, STATUS_INVALID,
-                         "prompt (%u tokens) and max_tokens (%u) are more than the context of %u",
-                         seq->prompt_count, seq->max_new, sched->limits->context_tokens);
+                         "prompt (%u token%s) and max_tokens (%u) are more than the context of %u",
+                         seq->prompt_count, plural(seq->prompt_count), seq->max_new,
+                         sched->limits->context_tokens);
     if (seq->open.banned_count > sched->limits->banned_max)
         return error_set(err, STATUS_INVALID, "%u stop ids; with min_tokens at most %u",
                          seq->open.banned_count, sched->limits->banned_max);
@@ -165,8 +166,9 @@ enum status sched_fits(const struct sched *sched, const struct sequence *seq, st
     if (!kv_space_fits(&sched->kv, tokens))
         return error_set(
             err, STATUS_INVALID,
-            "prompt and max_tokens need KV for %u tokens; the pool has %u blocks of %u", tokens,
+            "prompt and max_tokens need KV for %u tokens; the pool has %u block%s of %u", tokens,
             kv_pool_capacity(sched->kv.pools[sched->kv.names]),
+            plural(kv_pool_capacity(sched->kv.pools[sched->kv.names])),
             sched->kv.groups[sched->kv.names].block_tokens);
     return STATUS_OK;
 }

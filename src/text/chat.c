@@ -90,12 +90,26 @@ static void find_variables(struct chat *chat, struct weights *weights)
         json_object_set(chat->variables, "additional_special_tokens", (json_t *)value);
 }
 
+static enum status compile(struct slice source, struct template **out, struct error *err)
+{
+    struct error why = {0};
+
+    if (!template_compile(source, out, &why)) return STATUS_OK;
+    return error_set(err, STATUS_INVALID, "the chat template cannot be used: %s", why.message);
+}
+
+enum status chat_check_template(struct slice source, struct error *err)
+{
+    struct template *template = NULL;
+    enum status st = compile(source, &template, err);
+
+    template_free(template);
+    return st;
+}
+
 /* Compiles the source; a fault is kept for the renders. */
 static void set_template(struct chat *chat, struct slice source)
 {
-    struct error err = {0};
-    enum template_fault fault;
-
     chat->source = malloc(source.len + 1);
     if (!chat->source) {
         error_set(&chat->fault, STATUS_NOMEM, "no memory for the chat template");
@@ -103,10 +117,7 @@ static void set_template(struct chat *chat, struct slice source)
     }
     if (source.len) memcpy(chat->source, source.ptr, source.len);
     chat->source_len = source.len;
-    fault = template_compile(source, &chat->template, &err);
-    if (fault)
-        error_set(&chat->fault, STATUS_INVALID, "the chat template cannot be used: %s",
-                  err.message);
+    compile(source, &chat->template, &chat->fault);
 }
 
 enum status chat_open(struct weights *weights, const struct tokenizer *tok, struct slice override,

@@ -23,6 +23,8 @@ struct weights;
 enum status chat_open(struct weights *weights, const struct tokenizer *tok, struct slice override,
                       struct chat **out, struct error *err);
 void chat_close(struct chat *chat); /* takes NULL */
+/* Whether chat_open would take the source as its override: the same sentence where not. Errors: STATUS_INVALID. */
+enum status chat_check_template(struct slice source, struct error *err);
 /* The template's source, ptr NULL when the model has none. */
 struct slice chat_template_source(const struct chat *chat);
 

@@ -39,6 +39,15 @@ enum status token_list_push(struct token_list *list, int32_t id)
     return STATUS_OK;
 }
 
+bool token_list_keep_last(struct token_list *list, uint64_t count)
+{
+    if (list->count <= count) return false;
+    memmove(list->ids, list->ids + (list->count - (size_t)count),
+            (size_t)count * sizeof *list->ids);
+    list->count = (size_t)count;
+    return true;
+}
+
 /* --- life --- */
 
 enum status tokenizer_open(struct weights *weights, struct tokenizer **out, struct error *err)

@@ -29,6 +29,8 @@ enum status token_list_push(struct token_list *list, int32_t id); /* STATUS_NOME
 /* Makes room for `extra` more ids and returns where they go, or NULL (no memory). The caller adds what it wrote to
  * list->count. */
 int32_t *token_list_reserve(struct token_list *list, size_t extra);
+/* Drops all but the last `count`. False: there were no more. */
+bool token_list_keep_last(struct token_list *list, uint64_t count);
 
 /* Bytes [begin, end) of a text; sorted and disjoint in a list. */
 struct text_range {

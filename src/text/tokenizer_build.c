@@ -269,12 +269,12 @@ enum status tokenizer_finish(struct tokenizer *tok, struct error *err)
     bpe_index_bytes(&tok->bpe);
     tok->segments = segment_cache_create();
     tokenizer_add_eos(tok, tok->eos);
-    snprintf(tok->description, sizeof tok->description, "%s, pre-tokenizer %s, %u tokens",
+    snprintf(tok->description, sizeof tok->description, "%s, pre-tokenizer %s, %u token%s",
              tok->unigram.scores      ? "SentencePiece unigram"
              : tok->byte_level        ? "byte-level BPE"
              : tok->bpe.byte_fallback ? "SentencePiece BPE"
                                       : "character BPE",
              tok->pretok.name ? tok->pretok.name : pretok_kind_name(tok->pretok.kind),
-             tokenizer_vocab_size(tok));
+             tokenizer_vocab_size(tok), plural(tokenizer_vocab_size(tok)));
     return STATUS_OK;
 }

@@ -2,6 +2,7 @@
 
 Method: the null device, whose pace is known, and the daemon's own metrics as the other witness."""
 import json
+import re
 import subprocess
 
 import pytest
@@ -94,9 +95,17 @@ def test_refusals_and_no_server_are_told(start):
     assert page["completed"] >= 1 and page["refused"] == page["failed"] == 12 - page["completed"] > 0
     run = subprocess.run([str(binary()), "bench", "serve", "--url", "http://127.0.0.1:9"], capture_output=True, text=True)
     assert run.returncode == 1 and "127.0.0.1:9" in run.stderr
-    for wrong in (["--no-such"], ["--request-rate", "fast"], ["--dataset-name", "x"], ["--goodput", "itl:3"], ["--num-prompts"]):
+    for wrong in (["--no-such"], ["--request-rate", "fast"], ["--dataset-name", "x"], ["--goodput", "itl:3"], ["--num-prompts"], ["--endpoint", "v1/completions"],
+                  ["--input-len", "0"]):
         run = subprocess.run([str(binary()), "bench", "serve", *wrong], capture_output=True, text=True)
         assert run.returncode == 2 and run.stderr.startswith("inferd: bench serve: "), (wrong, run.stderr)
+
+
+def test_an_address_may_be_what_clients_call_the_base_url(paced):
+    for end in ("", "/", "/v1", "/v1/"):
+        run = subprocess.run([str(binary()), "bench", "serve", "--url", paced.url + end, "--num-prompts", "2", "--input-len", "4", "--output-len", "2",
+                              "--warmup", "0"], capture_output=True, text=True)
+        assert run.returncode == 0 and re.search(r"Successful requests:\s+2\b", run.stdout), (end, run)
 
 
 def test_a_result_that_cannot_be_kept_is_told(paced, tmp_path):

@@ -433,6 +433,51 @@ def locked(start):
     return start(step_us=0, keys=["sk-right", "sk-other"])
 
 
+BLANKS = [" ", "\t", " \t  "]
+
+
+@pytest.mark.parametrize("blanks", BLANKS)
+def test_white_space_around_a_value_is_no_part_of_it(locked, blanks):
+    """RFC 9110, 5.5, of every header that is looked at: what is right stays right, and what is wrong wrong."""
+    daemon = locked
+    def ask(*headers, body=OK):
+        with daemon.raw() as c:
+            c.send(post("/v1/completions", body, *headers))
+            return c.answer()
+
+    for lead in ("", " ", "\t "):
+        key = f"Authorization:{lead}Bearer sk-right{blanks}"
+        assert ask(key).status == 200
+        assert ask(f"Authorization:{lead}Bearer sk-rightx{blanks}").status == 401
+        assert ask(f"Authorization:{lead}Bearer{blanks}").status == 401
+        assert ask(key, f"Content-Encoding:{lead}identity{blanks}").status == 200
+        assert ask(key, f"Content-Encoding:{lead}gzip{blanks}").status == 415
+        assert ask(key, f"X-Request-Id:{lead}my-id{blanks}").header("x-request-id") == "my-id"
+        assert ask(key, f"X-Request-Timeout:{lead}50{blanks}").status == 200
+        assert ask(key, f"X-Request-Timeout:{lead}5 0{blanks}").status == 400
+        assert ask(key, f"traceparent:{lead}00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01{blanks}").status == 200
+    found = daemon.log_text
+    until(lambda: found().count('trace_id="0af7651916cd43dd8448eb211c80319c"') >= 3, "the trace's id is in the log")
+    for kind, status in (("application/json", 200), ("application/json ; charset=utf-8", 200), ("application/json;charset=latin1", 415), ("text/plain", 415)):
+        with daemon.raw() as c:
+            c.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-right\r\nContent-Type: %s%s\r\nContent-Length: %d\r\n\r\n"
+                   % (kind.encode(), blanks.encode(), len(BODY)) + BODY)
+            assert c.answer().status == status, kind
+    with daemon.raw() as c:
+        c.send(get("/health", method="OPTIONS").replace(b"\r\n\r\n", b"\r\nOrigin: http://a\r\nAccess-Control-Request-Headers: x-mine" + blanks.encode() + b"\r\n\r\n"))
+        assert c.answer().header("access-control-allow-headers").endswith("x-mine")
+
+
+@pytest.mark.parametrize("blanks", BLANKS)
+@pytest.mark.parametrize("framing", [b"Content-Length: %d" % len(BODY), b"Transfer-Encoding: chunked"])
+def test_white_space_behind_the_framing_is_refused(daemon, framing, blanks):
+    """A reader that strips and one that does not would see two requests."""
+    body = BODY if framing.startswith(b"Content") else b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    answer, closed = exchange(daemon, HEAD + framing + blanks.encode() + b"\r\n\r\n" + body)
+    assert answer.status == 400 and closed and b"nothing behind" in answer.body
+    assert exchange(daemon, HEAD + framing + b"\r\n\r\n" + body)[0].status == 200
+
+
 CLOSED = [("GET", "/v1/models"), ("GET", "/v1/models/smollm2"), ("POST", "/v1/completions"), ("POST", "/tokenize"),
           ("POST", "/v1/chat/completions"), ("POST", "/detokenize")]
 

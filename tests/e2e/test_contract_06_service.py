@@ -60,6 +60,9 @@ def test_text_from_users_forges_no_turn(daemon):
     ("/tokenize", {"prompt": 5}, "prompt"), ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
     ("/tokenize", {"prompt": "a", "return_token_strs": 1}, "return_token_strs"), ("/tokenize", {"messages": []}, "messages"),
     ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
+    ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": "5"}, "truncate_prompt_tokens"),
+    ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens"),
     ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": 5}, "tokens"), ("/detokenize", {"tokens": [-1]}, "tokens"),
     ("/detokenize", {"tokens": [49152]}, "tokens"), ("/detokenize", {"tokens": ["a"]}, "tokens"), ("/detokenize", {"tokens": [1.5]}, "tokens"),
     ("/detokenize", {"tokens": [10 ** 30]}, "tokens"),
@@ -71,6 +74,17 @@ def test_refusals(daemon, path, body, param):
 
 def test_tokenize_does_not_enforce_the_context(daemon):
     assert daemon.post("/tokenize", {"prompt": "word " * 10000}).json()["count"] > 2048
+
+
+@pytest.mark.parametrize("what", [{"prompt": "One two three four five six"}, {"messages": [{"role": "user", "content": "Hello there, you"}]}])
+def test_tokenize_keeps_the_last_ids_as_a_request_does(daemon, what):
+    whole = daemon.post("/tokenize", what).json()["tokens"]
+    for keep in (1, 3, len(whole), len(whole) + 1, None):
+        got = daemon.post("/tokenize", {**what, "truncate_prompt_tokens": keep, "return_token_strs": True}).json()
+        assert got["tokens"] == whole[-(keep or len(whole)):] and got["count"] == len(got["tokens"]) == len(got["token_strs"])
+    path = "/v1/completions" if "prompt" in what else "/v1/chat/completions"
+    used = daemon.post(path, {**what, "truncate_prompt_tokens": 3, "max_tokens": 1, "return_token_ids": True}).json()
+    assert used.get("prompt_token_ids", used["choices"][0].get("prompt_token_ids")) == whole[-3:]
 
 
 def test_tokenizer_info_is_what_a_client_without_a_tokenizer_needs(daemon):

@@ -138,4 +138,4 @@ def test_a_wrong_fault_is_refused(tmp):
     if binary().name == "mini_daemon":
         pytest.skip("mini_daemon has no command line")
     run = subprocess.run([str(binary()), "serve", str(model_path()), "--inject-fault", "crash@1"], capture_output=True, text=True)
-    assert run.returncode == 1 and "step@N, lost@N, hang@N or alloc@N" in run.stderr
+    assert run.returncode == 2 and "step@N, lost@N, hang@N or alloc@N" in run.stderr

@@ -1,11 +1,12 @@
 """Many at once: equal texts, bounded memory, an idle daemon that sleeps, many connections."""
 import concurrent.futures
+import json
 import resource
 import time
 
 import pytest
 from conftest import LONG, events_of
-from pace import at_best, quickly
+from pace import at_best, quickly, until
 from rawhttp import get, post
 
 
@@ -146,3 +147,59 @@ def test_a_long_text_delays_no_other_client(daemon):
                 assert time.monotonic() - begin < 0.2
             assert c.answer().status == 400
     at_best(undelayed)
+
+
+def test_only_texts_of_their_own_kind_and_size_wait_for_a_huge_one(start):
+    """8 MiB of one letter to be tokenised, twice, hold a thread for seconds. Whatever else has text gets its answer before
+    the second of them: by the order of answers, not by a clock."""
+    daemon = start(device="null")
+    cases = [("/v1/completions", 200 << 10, 400), ("/tokenize", 200 << 10, 200), ("/v1/completions", 2 << 20, 400),
+             ("/v1/completions", 2 << 10, 200), ("/tokenize", 2 << 10, 200)]
+    letters = iter("abcdefgh")
+    with daemon.raw(600) as first, daemon.raw(600) as second:
+        for c in (first, second):
+            c.send(post("/tokenize", {"prompt": next(letters) * (8 << 20)}))
+        for path, size, status in cases:
+            with daemon.raw(600) as c:
+                c.send(post(path, {"prompt": ("word " * (size // 5))[:size], "max_tokens": 1}))
+                assert c.answer().status == status, (path, size)
+                second.sock.setblocking(False)
+                try:
+                    assert not second.sock.recv(1), f"{path} of {size} bytes waited for 16 MiB of text"
+                except BlockingIOError:
+                    pass
+                second.sock.settimeout(600)
+        assert first.answer().status == 200 and second.answer().status == 200
+
+
+def test_answers_that_nobody_reads_are_bounded(start):
+    """A few MB of ids of a long token make 64 MB of text: of many such answers that are not read only 512 MiB are held, the rest is
+    refused, and small requests are served all the time. Once the readers are gone there is room again."""
+    daemon = start(device="null")
+    runs = [daemon.post("/tokenize", {"prompt": c * 256, "add_special_tokens": False}).json()["tokens"][0] for c in " =-*#_"]
+    longest, length = max(((t, len(daemon.post("/detokenize", {"tokens": [t]}).json()["prompt"])) for t in runs), key=lambda x: x[1])
+    body = post("/detokenize", json.dumps({"tokens": [longest] * ((60 << 20) // length)}, separators=(",", ":")))
+    refused = 'inferd_http_requests_total{method="POST",path="/detokenize",status="503"}'
+    served = refused.replace("503", "200")
+    before = daemon.metrics()[served]
+    clients = []
+    while daemon.metrics().get(refused, 0) < 2:
+        assert len(clients) < 30, "never refused"
+        clients.append(daemon.raw(600))
+        clients[-1].send(body)
+        done = len(clients) + before
+        until(lambda: sum(daemon.metrics().get(name, 0) for name in (refused, served)) == done, "answered or refused", 600)
+        assert daemon.complete(max_tokens=1).status == 200
+    sizes = [int(c.head()[2]["content-length"]) for c in clients]
+    held = [n for n in sizes if n > 1 << 20]
+    assert len(body) <= 16 << 20 and min(held) > 60 << 20
+    assert sum(held) <= 512 << 20 < sum(held) + max(held) and len(sizes) - len(held) == 2, sizes
+    for c in clients:
+        c.close()
+
+    def answered():
+        with daemon.raw(600) as c:
+            c.send(body)
+            return c.head()[1] == 200
+
+    until(answered, "room again")

@@ -63,7 +63,7 @@ def test_a_drain_extends_the_time_to_stop(start, tmp):
         daemon.process.send_signal(signal.SIGTERM)
         manager.wait("STOPPING")
         manager.wait("EXTEND_TIMEOUT_USEC", count=before + 2)
-        until(lambda: "draining, 1 requests left" in manager.all("STATUS")[-1][1], "the requests that are left are told")
+        until(lambda: "draining, 1 request left" in manager.all("STATUS")[-1][1], "the requests that are left are told")
     assert daemon.process.wait(60) == 0  # its client has gone
 
 

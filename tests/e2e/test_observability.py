@@ -390,4 +390,4 @@ def test_a_wrong_endpoint_is_told_at_once(tmp):
         pytest.skip("mini_daemon makes no traces")
     ended = subprocess.run([binary(), "serve", model_path(), "--device", "null", "--port", "0", "--otlp-endpoint", "collector:4317"],
                            capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1 and "http://localhost:4318" in ended.stderr
+    assert ended.returncode == 2 and "http://localhost:4318" in ended.stderr

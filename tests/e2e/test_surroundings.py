@@ -78,7 +78,7 @@ def test_a_name_that_is_no_text(tmp_path):
     for name in (b"\xff", b"a\nREADY=1"):
         done = subprocess.run([str(binary()), "serve", str(model_path()), "--device", "null", "--port", "0",
                                "--served-model-name", name], capture_output=True, timeout=60)
-        assert done.returncode == 1 and b"--served-model-name must be UTF-8" in done.stderr, done
+        assert done.returncode == 2 and b"--served-model-name must be UTF-8" in done.stderr, done
     odd = os.fsencode(tmp_path) + b"/\xff.gguf"
     os.symlink(model_path(), odd)
     with open(tmp_path / "log", "wb") as log, answering(tmp_path / "s", log, model=odd):

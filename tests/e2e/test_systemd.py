@@ -48,6 +48,15 @@ def test_the_gpu_variant_gives_up_no_more_than_cuda_needs(tmp_path):
     assert level <= 3.0
 
 
+def test_a_wrong_option_is_not_tried_again():
+    """Whatever the machine, the next start would end the same way; a model that is not there yet (1) may come."""
+    unit = (UNITS / "inferd.service").read_text()
+    prevented = re.search(r"^RestartPreventExitStatus=(.*)$", unit, re.M)[1].split()
+    for args, tried_again in ((["model", "--no-such-option"], False), (["model", "--device", "wrong"], False), (["/nonexistent/model"], True)):
+        done = subprocess.run([str(binary()), "serve", *args, "--port", "0"], capture_output=True, text=True, timeout=60)
+        assert done.returncode and (str(done.returncode) not in prevented) == tried_again, (args, done)
+
+
 def make_package(folder):
     build = binary().parents[1]
     if not (build / "CPackConfig.cmake").exists():

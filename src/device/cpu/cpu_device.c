@@ -147,7 +147,7 @@ enum status device_open_cpu(const struct device_options *options, struct device 
     if (threads.batch != threads.decode)
         snprintf(prompts, sizeof prompts, " (%u for prompts)", threads.batch);
     snprintf(d->description, sizeof d->description, "CPU, %u thread%s%s, %s, %s", threads.decode,
-             threads.decode == 1 ? "" : "s", prompts, cpu_isa_name(isa),
+             plural(threads.decode), prompts, cpu_isa_name(isa),
              options->numerics == CPU_FAST ? "fast" : "exact");
     *out = &d->base;
     return STATUS_OK;

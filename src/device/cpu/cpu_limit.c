@@ -49,19 +49,32 @@ static const char *parse_ranges(const char *at, cpu_set_t *set)
     }
 }
 
+static enum status read_ranges(const char *text, cpu_set_t *set, struct error *err)
+{
+    const char *wrong;
+
+    CPU_ZERO(set);
+    wrong = parse_ranges(text, set);
+    if (!wrong) return STATUS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "the CPU set \"%s\" is wrong at \"%s\"; numbers below %d and ranges, as in "
+                     "0-3,8, are right",
+                     text, wrong, CPU_LIST_MAX);
+}
+
+enum status cpu_list_check(const char *text, struct error *err)
+{
+    cpu_set_t set;
+
+    return read_ranges(text, &set, err);
+}
+
 enum status cpu_list_parse(const char *text, struct cpu_list *out, struct error *err)
 {
     cpu_set_t wanted, allowed;
-    const char *wrong;
+    enum status st = read_ranges(text, &wanted, err);
 
-    CPU_ZERO(&wanted);
-    wrong = parse_ranges(text, &wanted);
-    if (wrong)
-        return error_set(
-            err, STATUS_INVALID,
-            "the CPU set \"%s\" is wrong at \"%s\"; numbers below %d and ranges, as in "
-            "0-3,8, are right",
-            text, wrong, CPU_LIST_MAX);
+    if (st) return st;
     out->count = 0;
     bool known = !sched_getaffinity(0, sizeof allowed, &allowed);
     for (uint32_t id = 0; id < CPU_LIST_MAX; id++) {

@@ -16,6 +16,8 @@ struct cpu_list {
     uint16_t ids[CPU_LIST_MAX]; /* ascending, each once */
 };
 
+/* Whether a text has the form "0-3,8", on whatever machine. Errors: STATUS_INVALID, saying where it is wrong. */
+enum status cpu_list_check(const char *text, struct error *err);
 /* "0-3,8": Errors: STATUS_INVALID (form, a processor that the affinity mask does not have), naming it. */
 enum status cpu_list_parse(const char *text, struct cpu_list *out, struct error *err);
 /* Processors that this process may use at a time, at least 1. */

@@ -114,7 +114,16 @@ TEST(a_wrong_value_is_told_the_bounds)
         {"--port", "65536", "--port is 65536; it must be 0 to 65535"},
         {"--port", "-1", "--port is -1; it must be 0 to 65535"},
         {"--port", "8k", "--port is 8k; it must be 0 to 65535"},
-        {"--port", "", "--port is ; it must be 0 to 65535"},
+        {"--port", "", "--port is empty; it must be 0 to 65535"},
+        {"--block-size", "32", "--block-size is 32; it must be 16"},
+        {"--max-ttft-ms", "0x10", "--max-ttft-ms is 0x10; it must be 0 to 3600000 (ms)"},
+        {"--max-ttft-ms", "nan", "--max-ttft-ms is nan; it must be 0 to 3600000 (ms)"},
+        {"--max-ttft-ms", "inf", "--max-ttft-ms is inf; it must be 0 to 3600000 (ms)"},
+        {"--max-ttft-ms", "", "--max-ttft-ms is empty; it must be 0 to 3600000 (ms)"},
+        {"--max-ttft-ms", " 5", "--max-ttft-ms is  5; it must be 0 to 3600000 (ms)"},
+        {"--max-body-bytes", "0x1000",
+         "--max-body-bytes is 0x1000; it must be 1024 to 1073741824 bytes; KiB, MiB, GiB, kB, MB, "
+         "GB may follow the number"},
         {"--cpu-numerics", "quick", "--cpu-numerics is \"quick\"; it must be one of: fast exact"},
         {"--cpu-numerics", "fast exact",
          "--cpu-numerics is \"fast exact\"; it must be one of: fast exact"},
@@ -132,6 +141,9 @@ TEST(a_wrong_value_is_told_the_bounds)
         EXPECT_EQ(PARSE(&c, &err, empty[i], ""), STATUS_INVALID);
         EXPECT_TRUE(strstr(err.message, " is empty; it must have at least one character"));
     }
+    EXPECT_OK_ERR(PARSE(&c, &err, "--max-ttft-ms", "1e3", "--max-body-bytes", "1.5MiB"), &err);
+    EXPECT_TRUE(c.max_ttft_ms == 1000 && c.max_body_bytes == 1536 << 10);
+    config_fini(&c);
     EXPECT_OK_ERR(PARSE(&c, &err, "--uds", "", "--chat-template="), &err); /* unset, as before */
     EXPECT_TRUE(!c.uds && !c.chat_template);
     config_fini(&c);
@@ -278,4 +290,27 @@ TEST(opentelemetry_variables_rank_below_ours)
         unsetenv((const char *[]){"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_SERVICE_NAME",
                                   "INFERD_OTLP_SERVICE_NAME", "OTEL_TRACES_SAMPLER",
                                   "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED"}[i]);
+}
+
+static const char *peek(int argc, const char **argv)
+{
+    return config_peek(argc, (char **)(uintptr_t)argv, "log_format");
+}
+
+TEST(a_value_can_be_looked_at_where_the_options_cannot_be_read)
+{
+    static const char *last[] = {"serve", "--log-format",     "text", "m", "--prot",
+                                 "1",     "--log-format=json"};
+    static const char *odd[] = {"serve", "--port",       "--log_format", "json",
+                                "--",    "--log-format", "text"};
+    static const char *cut[] = {"serve", "--log-format"};
+
+    EXPECT_STR(peek(7, last), "json");
+    EXPECT_STR(peek(7, odd), "json");
+    EXPECT_TRUE(peek(2, cut) == NULL);
+    EXPECT_TRUE(peek(1, cut) == NULL);
+    setenv("INFERD_LOG_FORMAT", "json", 1);
+    EXPECT_STR(peek(1, cut), "json");
+    EXPECT_STR(peek(3, last), "text");
+    unsetenv("INFERD_LOG_FORMAT");
 }

@@ -378,6 +378,23 @@ TEST(an_index_with_a_fault_is_refused)
     }
 }
 
+TEST(a_folder_of_no_model_is_none_without_its_weights_either)
+{
+    static const char *const any[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
+
+    fresh_folder();
+    expect_refused(folder, WEIGHTS_CONFIG_ONLY, STATUS_NOT_FOUND, "is no folder of a model");
+    write_text("m.gguf", "x");
+    expect_refused(folder, WEIGHTS_CONFIG_ONLY, STATUS_INVALID,
+                   "give the path of the .gguf file itself");
+    expect_refused(folder, WEIGHTS_CONFIG_ONLY, STATUS_INVALID, "/m.gguf");
+    for (int i = 0; i < 3; i++) {
+        fresh_folder();
+        write_text(any[i], "{}");
+        weights_close(open_good(folder, WEIGHTS_CONFIG_ONLY));
+    }
+}
+
 TEST(a_folder_says_what_weights_it_lacks)
 {
     struct weights *w;
@@ -393,7 +410,11 @@ TEST(a_folder_says_what_weights_it_lacks)
     write_text("pytorch_model.bin", "x");
     expect_refused(folder, 0, STATUS_UNSUPPORTED, "convert them to safetensors");
     write_text("m.gguf", "x");
-    expect_refused(folder, 0, STATUS_INVALID, "give the path of the .gguf file itself");
+    write_text("a.gguf", "x");
+    expect_refused(folder, 0, STATUS_INVALID, "give the path of the .gguf file itself, as in ");
+    expect_refused(folder, 0, STATUS_INVALID, "/a.gguf");
+    w = open_good(folder, WEIGHTS_CONFIG_ONLY); /* a folder of a model all the same */
+    weights_close(w);
     write_shard("weights.safetensors", "ab");
     w = open_good(folder, 0); /* the only one */
     EXPECT_EQ(weights_count(w), 2);

@@ -5,8 +5,11 @@
 #include "frontend/text_pool.h"
 #include "test.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 
 static enum http_route route_of(const char *target, struct slice *id)
 {
@@ -122,7 +125,7 @@ TEST(request_ids_and_header_lists_hold_nothing_strange)
                 !http_header_list_ok("<a>"));
 }
 
-/* --- the text pool --- */
+/* --- the text pool, and its lanes --- */
 
 static _Atomic int ran;
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -142,7 +145,7 @@ TEST(a_full_text_pool_refuses_and_the_rest_is_run)
     int taken = 0;
 
     pthread_mutex_lock(&gate);
-    EXPECT_OK(text_pool_create(2, 4, run_job, &pool, &err));
+    EXPECT_OK(text_pool_create(2, 4, 0, run_job, &pool, &err));
     for (int i = 0; i < 20; i++)
         taken += text_pool_submit(pool, &taken) == STATUS_OK;
     EXPECT_TRUE(taken >= 4 && taken <= 6); /* four wait, up to two run */
@@ -150,6 +153,67 @@ TEST(a_full_text_pool_refuses_and_the_rest_is_run)
     pthread_mutex_unlock(&gate);
     text_pool_destroy(pool);
     EXPECT_EQ(atomic_load(&ran), taken);
+}
+
+TEST(texts_share_a_lane_with_those_of_their_kind_and_size)
+{
+    EXPECT_EQ(text_lane_of(0, false), LANE_SHORT);
+    EXPECT_EQ(text_lane_of(128 << 10, true), LANE_SHORT);
+    EXPECT_EQ(text_lane_of((128 << 10) + 1, false), LANE_LONG);
+    EXPECT_EQ(text_lane_of((128 << 10) + 1, true), LANE_LONG_ASK);
+    EXPECT_EQ(text_lane_of(1 << 20, true), LANE_LONG_ASK);
+    EXPECT_EQ(text_lane_of((1 << 20) + 1, false), LANE_HUGE);
+    EXPECT_EQ(text_lane_of(16 << 20, true), LANE_HUGE_ASK);
+}
+
+/* A job of a lane that waits until it may go on. */
+struct held_job {
+    sem_t begun, go_on, done;
+    int nice;
+};
+
+static void run_held(void *arg)
+{
+    struct held_job *job = arg;
+
+    job->nice = getpriority(PRIO_PROCESS, 0);
+    sem_post(&job->begun);
+    while (sem_wait(&job->go_on) && errno == EINTR)
+        continue;
+    sem_post(&job->done);
+}
+
+static void await(sem_t *semaphore)
+{
+    while (sem_wait(semaphore) && errno == EINTR)
+        continue;
+}
+
+/* Each lane in turn is held up by a job that does not end: a job in every other one ends all the same (else this never returns). */
+TEST(no_lane_waits_for_another_and_long_texts_yield_to_the_rest)
+{
+    struct text_lanes lanes = {0};
+    struct held_job held, free_job;
+    struct error err;
+    int own = getpriority(PRIO_PROCESS, 0);
+
+    EXPECT_OK(text_lanes_create(1, run_held, &lanes, &err));
+    for (int slow = 0; slow < TEXT_LANES; slow++) {
+        sem_init(&held.begun, 0, 0), sem_init(&held.go_on, 0, 0), sem_init(&held.done, 0, 0);
+        EXPECT_OK(text_lanes_submit(&lanes, (enum text_lane)slow, &held));
+        await(&held.begun);
+        EXPECT_TRUE(slow == LANE_SHORT ? held.nice == own : held.nice > own || own == 19);
+        for (int lane = 0; lane < TEXT_LANES; lane++) {
+            if (lane == slow) continue;
+            sem_init(&free_job.begun, 0, 0), sem_init(&free_job.go_on, 0, 1),
+                sem_init(&free_job.done, 0, 0);
+            EXPECT_OK(text_lanes_submit(&lanes, (enum text_lane)lane, &free_job));
+            await(&free_job.done);
+        }
+        sem_post(&held.go_on);
+        await(&held.done);
+    }
+    text_lanes_destroy(&lanes);
 }
 
 /* --- histograms --- */
