@@ -1,5 +1,4 @@
 /* context.cu - what the device can do, asked of the code that really runs on it. */
-#include <stdlib.h>
 
 #include "common/launch.cuh"
 
@@ -46,8 +45,6 @@ cudaError_t kernel_context_init(struct kernel_context *ctx)
     cudaError_t e = cudaGetDevice(&device);
 
     *ctx = {};
-    if (const char *trial = getenv("INFERD_TRIAL")) /* while trials run; nothing else reads it */
-        ctx->trial = (uint32_t)strtoul(trial, NULL, 0);
     if (!e) e = cudaDeviceGetAttribute(&ctx->sm_count, cudaDevAttrMultiProcessorCount, device);
     if (!e) e = cudaFuncGetAttributes(&attributes, probe_kernel);
     if (e) return e;

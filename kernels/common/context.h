@@ -27,7 +27,6 @@ struct kernel_context {
     int capability; /* 90: code for sm_90a runs, with TMA and programmatic dependent launch; else 80 */
     bool pdl;
     enum kernel_type type;
-    uint32_t trial; /* bits: ways of doing the same that are being measured against each other */
     /* [n]: how many clusters of n blocks, of one block per SM, the device holds at once; 0: none */
     uint16_t clusters[CLUSTER_MAX + 1];
 };

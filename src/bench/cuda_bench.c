@@ -51,16 +51,12 @@ bool bench_ways_us(struct kernel_context *ctx, struct bench_way *ways, uint32_t 
 {
     cudaGraphExec_t graphs[BENCH_WAYS_MAX] = {NULL};
     float ms[BENCH_WAYS_MAX][REPLAYS + 1];
-    uint32_t before = ctx->trial;
     cudaEvent_t begin, end;
     cudaError_t e = cudaEventCreate(&begin);
 
     if (!e) e = cudaEventCreate(&end);
-    for (uint32_t w = 0; !e && w < count; w++) {
-        ctx->trial = ways[w].trial;
+    for (uint32_t w = 0; !e && w < count; w++)
         e = capture(ctx, ways[w].body, ways[w].arg, items, &graphs[w]);
-    }
-    ctx->trial = before;
     for (uint32_t i = 0; !e && i <= REPLAYS; i++) /* the first warms up */
         for (uint32_t w = 0; !e && w < count; w++)
             e = replay(ctx, graphs[w], begin, end, &ms[w][i]);
@@ -78,22 +74,9 @@ bool bench_ways_us(struct kernel_context *ctx, struct bench_way *ways, uint32_t 
 double bench_graph_us(struct kernel_context *ctx, cudaError_t (*body)(void *, uint32_t), void *arg,
                       uint32_t items)
 {
-    struct bench_way way = {body, arg, ctx->trial, 0};
+    struct bench_way way = {body, arg, 0};
 
     return bench_ways_us(ctx, &way, 1, items) ? way.us : -1;
-}
-
-uint32_t bench_numbers(const char *text, uint32_t out[BENCH_WAYS_MAX])
-{
-    uint32_t count = 0;
-    char *end;
-
-    for (const char *at = text; *at; at = *end ? end + 1 : end) {
-        unsigned long n = strtoul(at, &end, 10);
-        if (end == at || (*end && *end != ',') || count == BENCH_WAYS_MAX) return 0;
-        out[count++] = (uint32_t)n;
-    }
-    return count;
 }
 
 /* --- limits --- */
@@ -180,8 +163,7 @@ enum status bench_limits(struct kernel_context *ctx, bool products, struct cuda_
 
 static const char usage[] =
     "usage: bench limits\n"
-    "       bench kernels [--only NAME] [--trials 0,1,3]\n"
-    "       bench trials --model FOLDER [--trials 0,1,3] [--batch N] [--context N] [--steps N]\n"
+    "       bench kernels [--only NAME]\n"
     "       bench decode --model FOLDER [--batch N] [--context N] [--steps N] [--eager 1]\n"
     "       bench breakdown --model FOLDER ... as decode, and µs by kind of stage\n"
     "       bench graphs --model FOLDER [--batches 1,2,4,8,16,32,64] [--context N] [--steps N]\n"
@@ -207,7 +189,6 @@ static bool parse_option(struct cuda_bench_options *o, const char *name, const c
     if (!strcmp(name, "--batches")) return (o->batches = value) != NULL;
     if (!strcmp(name, "--cold") && parse_count(value, &flag))
         return (o->cold = flag) == (flag != 0);
-    if (!strcmp(name, "--trials")) return (o->trials = value) != NULL;
     if (!strcmp(name, "--only")) return (o->only = value) != NULL;
     if (!strcmp(name, "--batch"))
         return parse_count(value, &o->batch) && o->batch >= 1 && o->batch <= 1024;
@@ -242,12 +223,10 @@ int bench_cuda_main(int argc, char **argv)
                                    .steps = 128,
                                    .repeats = 20,
                                    .rows_max = 2048,
-                                   .trials = "0",
                                    .batches = "1,2,4,8,16,32,64"};
     const char *what = argc > 0 ? argv[0] : "";
     bool steps = !strcmp(what, "decode") || !strcmp(what, "prefill") ||
-                 !strcmp(what, "breakdown") || !strcmp(what, "graphs") || !strcmp(what, "load") ||
-                 !strcmp(what, "trials");
+                 !strcmp(what, "breakdown") || !strcmp(what, "graphs") || !strcmp(what, "load");
     struct cuda_limits limits = {0};
     struct kernel_context ctx;
     struct error err = {0};
@@ -266,7 +245,6 @@ int bench_cuda_main(int argc, char **argv)
     if (!st && !strcmp(what, "kernels")) st = bench_kernels(&ctx, &limits, &o, &err);
     o.breakdown = !strcmp(what, "breakdown");
     if (!st && (!strcmp(what, "decode") || o.breakdown)) st = bench_decode(&limits, &o, &err);
-    if (!st && !strcmp(what, "trials")) st = bench_trials(&o, &err);
     if (!st && !strcmp(what, "graphs")) st = bench_graphs(&o, &err);
     if (!st && !strcmp(what, "load")) st = bench_load(&ctx, &o, &err);
     if (!st && !strcmp(what, "prefill")) st = bench_prefill(&limits, &o, &err);

@@ -53,27 +53,20 @@ static bool wanted(const struct kernel_bench *b, const char *name)
     return !b->o->only || strstr(name, b->o->only);
 }
 
-/* With each set of trials and, where there is one, beside a peer's way, in turns. */
+/* Where there is a peer's way, in turns with it. */
 static void report_ways(const struct kernel_bench *b, const char *name, struct bench_way way,
                         const struct bench_way *peer, const char *peer_name, uint32_t items,
                         double bytes)
 {
-    struct bench_way ways[BENCH_WAYS_MAX];
-    uint32_t trials[BENCH_WAYS_MAX], count = bench_numbers(b->o->trials, trials);
+    struct bench_way ways[BENCH_WAYS_MAX] = {way};
     char full[120];
 
-    if (count == BENCH_WAYS_MAX) count--;
-    for (uint32_t i = 0; i < count; i++)
-        ways[i] = (struct bench_way){way.body, way.arg, trials[i], -1};
-    if (peer) ways[count] = *peer;
-    if (!bench_ways_us(b->ctx, ways, count + (peer != NULL), items))
+    if (peer) ways[1] = *peer;
+    if (!bench_ways_us(b->ctx, ways, 1 + (peer != NULL), items))
         exit(1); /* the error is printed; after it no launch works */
-    for (uint32_t i = 0; i < count; i++) {
-        snprintf(full, sizeof full, "%s trial %u", name, trials[i]);
-        report(b, count > 1 ? full : name, ways[i].us, bytes, 0);
-    }
+    report(b, name, ways[0].us, bytes, 0);
     snprintf(full, sizeof full, "%s, %s", name, peer_name);
-    if (peer) report(b, full, ways[count].us, bytes, 0);
+    if (peer) report(b, full, ways[1].us, bytes, 0);
 }
 
 /* --- products --- */
@@ -266,8 +259,8 @@ static void medium_case(struct kernel_bench *b, const struct product *p, uint32_
     snprintf(name, sizeof name, "medium %s %ux%u M %u, %u/%u/%u", p->what, p->N, p->K, M, cut.tile,
              cut.splits, cut.share);
     if (!begin_medium(&j, b, name, p, M, &cut)) return;
-    struct bench_way library = {library_body, &j, 0, -1};
-    report_ways(b, name, (struct bench_way){medium_body, &j, 0, -1},
+    struct bench_way library = {library_body, &j, -1};
+    report_ways(b, name, (struct bench_way){medium_body, &j, -1},
                 open_library(&j) ? &library : NULL, "cuBLASLt", items_of(&j),
                 (double)j.weight_bytes);
     cuda_gemm_close(j.gemm);
@@ -428,7 +421,7 @@ static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context,
         !cudaMalloc((void **)&tables,
                     (uint64_t)(j.sets + 1) * rows * ((context + 15) / 16 + 2) * 4) &&
         make_tables(&j, rows, context, tables))
-        report_ways(b, name, (struct bench_way){decode_body, &j, 0, -1}, NULL, "",
+        report_ways(b, name, (struct bench_way){decode_body, &j, -1}, NULL, "",
                     j.sets < 8 ? 8 : j.sets, 4.0 * rows * context * kv_heads * D);
     else
         fprintf(stderr, "%s: no memory\n", name);

@@ -16,8 +16,7 @@ struct cuda_bench_options {
     uint32_t idle_ms;    /* prefill: without work in front of each prompt */
     const char *batches; /* graphs: "1,8,64" */
     bool eager, f16, breakdown, cold;
-    const char *trials; /* trials, kernels: "0,3,7": sets of bits of enum kernel_trial, in turns */
-    const char *only;   /* kernels: those whose name contains it */
+    const char *only; /* kernels: those whose name contains it */
 };
 
 /* Median µs of one item of `items`, launched by body(arg, i) and replayed as a graph; < 0 on an error, which is printed. */
@@ -28,15 +27,12 @@ double bench_graph_us(struct kernel_context *ctx, cudaError_t (*body)(void *arg,
 struct bench_way {
     cudaError_t (*body)(void *arg, uint32_t i);
     void *arg;
-    uint32_t trial; /* of the context, while it is captured */
-    double us;      /* out: median of an item */
+    double us; /* out: median of an item */
 };
-enum { BENCH_WAYS_MAX = 12 };
+enum { BENCH_WAYS_MAX = 2 };
 /* False on an error, which is printed. */
 bool bench_ways_us(struct kernel_context *ctx, struct bench_way *ways, uint32_t count,
                    uint32_t items);
-/* The numbers of "0,3,7", at most BENCH_WAYS_MAX; 0: there is none or something else. */
-uint32_t bench_numbers(const char *text, uint32_t out[BENCH_WAYS_MAX]);
 
 /* Whether products are measured too (they load the library). */
 enum status bench_limits(struct kernel_context *ctx, bool products, struct cuda_limits *out,
@@ -45,8 +41,6 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
                           const struct cuda_bench_options *o, struct error *err);
 enum status bench_decode(const struct cuda_limits *limits, const struct cuda_bench_options *o,
                          struct error *err);
-/* Steps of `batch` sequences with each set of trials, in turns. */
-enum status bench_trials(const struct cuda_bench_options *o, struct error *err);
 enum status bench_graphs(const struct cuda_bench_options *o, struct error *err);
 /* --- cuda_bench_load.c --- */
 enum status bench_load(struct kernel_context *ctx, const struct cuda_bench_options *o,

@@ -213,24 +213,50 @@ static double step_bytes_read(const struct runner *r, uint32_t batch, uint32_t c
     return weights + kv * batch * context;
 }
 
-/* µs by kind of stage; `other`: state, sampling and gaps, less what graphs and overlap save. */
+/* What a step takes less when a kind's stages are left out, in µs; with and without in turns. -1: it can not be done. */
+static enum status time_without(struct runner *r, uint32_t kind, double *us, struct error *err)
+{
+    enum { ROUNDS = 5 };
+    double best[2] = {0, 0};
+
+    *us = -1;
+    for (uint32_t i = 0; i < 2 * ROUNDS; i++) {
+        if (!cuda_leave_out(r->device, r->o->batch, i % 2 ? 1u << kind : 0)) return STATUS_OK;
+        enum status st = decode_steps(r, r->o->batch, r->o->context, 3, err);
+        int64_t begun = clock_mono_ns();
+        if (!st) st = decode_steps(r, r->o->batch, r->o->context, r->o->steps, err);
+        if (st) return st;
+        double took = (double)(clock_mono_ns() - begun) * 1e-3 / r->o->steps;
+        if (i < 2 || took < best[i % 2]) best[i % 2] = took;
+    }
+    if (cuda_leave_out(r->device, r->o->batch, 0)) *us = best[0] - best[1];
+    return STATUS_OK;
+}
+
+/* µs by kind of stage: by itself, launched with an event behind each, and in its step. */
 static enum status print_breakdown(struct runner *r, double step_ms, struct error *err)
 {
-    double us[CUDA_BREAKDOWN_KINDS], sum = 0;
+    double us[CUDA_BREAKDOWN_KINDS], sum = 0, in_step = -1;
     enum status st = cuda_breakdown(r->device, r->o->batch, 15, us, err);
 
     if (st) return st;
     printf("{\"bench\": \"breakdown\", \"model\": \"%s\", \"batch\": %u, \"context\": %u",
            r->o->model, r->o->batch, r->o->context);
-    for (uint32_t k = 0; k < CUDA_BREAKDOWN_KINDS; k++) {
+    for (uint32_t k = 0; !st && k < CUDA_BREAKDOWN_KINDS; k++) {
         if (k == STAGE_SAMPLE) continue;
         sum += us[k];
+        if (k != STAGE_EMBED) st = time_without(r, k, &in_step, err);
         printf(", \"%s_us\": %.1f", stage_kind_name(k), us[k]);
-        fprintf(stderr, "  %-8s %9.1f us\n", stage_kind_name(k), us[k]);
+        fprintf(stderr, "  %-8s %9.1f us", stage_kind_name(k), us[k]);
+        if (in_step >= 0) {
+            printf(", \"%s_in_step_us\": %.1f", stage_kind_name(k), in_step);
+            fprintf(stderr, ", %9.1f in its step", in_step);
+        }
+        fprintf(stderr, "\n");
     }
     printf(", \"stages_us\": %.1f, \"step_us\": %.1f}\n", sum, step_ms * 1e3);
     fprintf(stderr, "  %-8s %9.1f us, of a step of %.1f us\n", "sum", sum, step_ms * 1e3);
-    return STATUS_OK;
+    return st;
 }
 
 enum status bench_decode(const struct cuda_limits *limits, const struct cuda_bench_options *o,
@@ -369,53 +395,10 @@ enum status bench_graphs(const struct cuda_bench_options *o, struct error *err)
     return st;
 }
 
-/* --- one set of trials against another --- */
-
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
-}
-
-static void print_trials(const struct runner *r, const uint32_t *trials, uint32_t count,
-                         double ms[][9], uint32_t rounds)
-{
-    for (uint32_t t = 0; t < count; t++) {
-        qsort(ms[t], rounds, sizeof ms[t][0], by_value);
-        double median = ms[t][rounds / 2], change = median / ms[0][rounds / 2] - 1;
-        printf("{\"bench\": \"trials\", \"model\": \"%s\", \"batch\": %u, \"context\": %u, "
-               "\"trial\": %u, \"ms_per_step\": %.4f, \"min_ms\": %.4f, \"change\": %.4f}\n",
-               r->o->model, r->o->batch, r->o->context, trials[t], median, ms[t][0], change);
-        fprintf(stderr, "trials %ux%u trial %2u: %.4f ms (%.4f..%.4f) %+6.2f %%\n", r->o->batch,
-                r->o->context, trials[t], median, ms[t][0], ms[t][rounds - 1], change * 100);
-    }
-}
-
-enum status bench_trials(const struct cuda_bench_options *o, struct error *err)
-{
-    enum { ROUNDS = 7 };
-    struct runner r = {.o = o};
-    double ms[BENCH_WAYS_MAX][9];
-    uint32_t trials[BENCH_WAYS_MAX], count = bench_numbers(o->trials, trials);
-    enum status st = STATUS_OK;
-
-    if (!count)
-        return error_set(err, STATUS_INVALID, "--trials is \"%s\"; 0,1,3 is right", o->trials);
-    st = open_runner(&r, o->batch, o->context + o->steps + 9, err);
-    for (uint32_t slot = 0; !st && slot < o->batch; slot++)
-        st = prefill(&r, slot, o->context, err);
-    if (!st) st = decode_steps(&r, o->batch, o->context, 4, err);
-    for (uint32_t round = 0; !st && round < ROUNDS; round++)
-        for (uint32_t t = 0; !st && t < count; t++) {
-            st = cuda_use_trial(r.device, o->batch, trials[t], err);
-            if (!st) st = decode_steps(&r, o->batch, o->context, 4, err);
-            int64_t begun = clock_mono_ns();
-            if (!st) st = decode_steps(&r, o->batch, o->context, o->steps, err);
-            ms[t][round] = (double)(clock_mono_ns() - begun) * 1e-6 / o->steps;
-        }
-    if (!st) print_trials(&r, trials, count, ms, ROUNDS);
-    close_runner(&r);
-    return st;
 }
 
 enum status bench_prefill(const struct cuda_limits *limits, const struct cuda_bench_options *o,

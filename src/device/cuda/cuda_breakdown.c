@@ -75,21 +75,17 @@ bool cuda_use_chain(struct device *device, bool on)
     return d->chain.fits;
 }
 
-enum status cuda_use_trial(struct device *device, uint32_t rows, uint32_t trial, struct error *err)
+bool cuda_leave_out(struct device *device, uint32_t rows, uint32_t kinds)
 {
     struct cuda_device *d = (struct cuda_device *)device;
-    cudaError_t e = cudaSuccess;
+    uint32_t i = 0;
 
-    d->ctx.trial = trial;
-    for (uint32_t i = 0; i < d->b.bucket_count; i++) {
-        if (d->b.buckets[i] < rows || !d->graphs[i]) continue;
-        cudaGraphExecDestroy(d->graphs[i]);
-        d->graphs[i] = NULL;
-        e = cuda_recapture(d, i);
-        break;
-    }
-    return e ? error_set(err, STATUS_DEVICE, "trial %u: %s", trial, cudaGetErrorString(e))
-             : STATUS_OK;
+    while (i < d->b.bucket_count && d->b.buckets[i] < rows)
+        i++;
+    if (i == d->b.bucket_count || !d->graphs[i] || (rows == 1 && d->chain.tokens)) return false;
+    cudaGraphExecDestroy(d->graphs[i]);
+    d->graphs[i] = NULL;
+    return cuda_capture(d, i, kinds) == cudaSuccess;
 }
 
 uint32_t cuda_graph_launches(const struct device *device, uint32_t rows)

@@ -261,11 +261,13 @@ static cudaError_t first_pass(struct cuda_device *d)
     return e ? e : cudaStreamSynchronize(d->ctx.stream);
 }
 
-cudaError_t cuda_recapture(struct cuda_device *d, uint32_t i)
+cudaError_t cuda_capture(struct cuda_device *d, uint32_t i, uint32_t left_out)
 {
     uint32_t rows = d->b.buckets[i];
-    struct cuda_forward f = {
-        .rows = rows, .decode_rows = rows, .outputs = rows < d->b.outputs ? rows : d->b.outputs};
+    struct cuda_forward f = {.rows = rows,
+                             .decode_rows = rows,
+                             .outputs = rows < d->b.outputs ? rows : d->b.outputs,
+                             .left_out = left_out};
 
     return run_and_capture(d, &f, &d->graphs[i], &d->graph_launches[i]);
 }
@@ -279,7 +281,7 @@ static enum status capture_graphs(struct cuda_device *d, struct error *err)
     if (!e) e = cudaStreamSynchronize(d->ctx.stream);
     if (!e) e = cuda_memory_phase(&d->memory, CUDA_PHASE_KERNELS);
     for (uint32_t i = 0; !e && i < d->b.bucket_count; i++)
-        e = cuda_recapture(d, i);
+        e = cuda_capture(d, i, 0);
     if (!e && d->chain.fits) e = run_and_capture(d, &one, &d->chain.graph, &d->chain.launches);
     if (!e) e = cudaStreamSynchronize(d->ctx.stream);
     return e ? error_set(err, STATUS_DEVICE, "the first pass: %s", cudaGetErrorString(e))

@@ -80,8 +80,8 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
                          const struct device_limits *limits, struct error *err);
 /* Makes every row one of no sequence: kernels write nothing for it. On d->ctx.stream. */
 cudaError_t cuda_pad_rows(struct cuda_device *d);
-/* The graph of bucket i, which there is not. */
-cudaError_t cuda_recapture(struct cuda_device *d, uint32_t i);
+/* The graph of bucket i, which there is not, without the stages of some kinds (struct cuda_forward). */
+cudaError_t cuda_capture(struct cuda_device *d, uint32_t i, uint32_t left_out);
 /* Stages with a product of the kind and shape of s, in the plan's order: so many that, one behind the other, none is in L2 when its
  * turn to be timed comes. Returns how many. */
 enum { CUDA_ALIKE_MAX = 8 };
@@ -102,8 +102,10 @@ struct cuda_forward {
     const int32_t *decode_list; /* device */
     const struct prefill_tile *tiles;
     uint32_t tile_count;
-    bool has_chunks;    /* segments of several rows */
-    bool chain;         /* all layers in one launch: cuda_chain_takes() said so */
+    bool has_chunks; /* segments of several rows */
+    bool chain;      /* all layers in one launch: cuda_chain_takes() said so */
+    uint32_t
+        left_out; /* 1 << enum stage_kind: not launched, to see what a step loses; 0 in one that means something */
     cudaEvent_t *marks; /* NULL, or [stage_count]: recorded behind each stage */
 };
 /* Enqueues the body, from embedding to logits, on d->ctx.stream. */

@@ -176,7 +176,7 @@ static cudaError_t begin_normed(struct walk *w, const struct cuda_stage *s,
         .norm = norm,
         .scale = 1,
     };
-    if (w->norm_tiles) return cudaSuccess;
+    if (w->norm_tiles || w->f->left_out) return cudaSuccess;
     return norm_rows(w, kind == PRODUCT_SKINNY ? NULL : s->gain, norm->eps);
 }
 
@@ -302,7 +302,7 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     struct kernel_context ctx = d->ctx;
     /* Loads on their way to registers take room in L1, and beside a block of a product an SM leaves it little: many rows, which
      * live on what is under way, wait until it is gone. */
-    if (w->f->decode_rows > CUDA_SKINNY_ROWS && !(ctx.trial & 2)) ctx.pdl = false;
+    if (w->f->decode_rows > CUDA_SKINNY_ROWS) ctx.pdl = false;
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
@@ -416,6 +416,7 @@ cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f
     for (uint32_t i = 0; !e && i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &b->stages[i];
         w.stage = i;
+        if (f->left_out >> s->plan->kind & 1) continue;
         if (f->chain && i > 1 && s->plan->kind < STAGE_HEAD) continue; /* in the one launch */
         nvtxRangePushA(f->chain && i == 1 ? "chain" : stage_kind_name(s->plan->kind));
         switch (s->plan->kind) {
