@@ -129,7 +129,7 @@ __device__ __forceinline__ void write_glu(const medium_params &p, uint32_t m, ui
 __device__ __forceinline__ float logit(const medium_params &p, float v)
 {
     v *= p.scale;
-    return p.softcap > 0.f ? p.softcap * tanhf(v / p.softcap) : v;
+    return p.softcap > 0.f ? p.softcap * tanh_fast(__fdividef(v, p.softcap)) : v;
 }
 
 template <typename T>
