@@ -10,8 +10,7 @@
  *          for all (multicast).
  * Ends     medium_ends.cuh. With K whole they are finished in registers while the ring fills with the next tile's.
  * Chain    The first stages of W are asked for before pdl_wait(): they stream in while the previous kernel ends. (Blocks of
- *          less than half an SM, so that the next kernel's come in beside them, were slower: they come in by twos.) A block takes all
- *          shared memory of its SM: a block of attention that came in beside it would find next to no L1, and keep it so.
+ *          less than half an SM, so that the next kernel's come in beside them, were slower: they come in by twos.)
  * Launch   one block per SM, 320 threads; more tiles than SMs: persistent.
  * Floor    N*K*2 bytes. */
 #include <math.h>
@@ -410,7 +409,7 @@ memory memory_of(const struct medium_shape &s, uint32_t kblocks, bool waves)
 
     if (m.stages > STAGES_MAX) m.stages = STAGES_MAX;
     if (!waves && m.stages > longest) m.stages = longest;
-    m.bytes = SHARED_MAX + 1024; /* to align; all of an SM's, also where less is used: see Chain */
+    m.bytes = m.stages * stage + inbox + 1024; /* to align */
     return m;
 }
 
