@@ -357,6 +357,36 @@ def test_a_client_that_does_not_read_is_bounded_and_holds_up_nobody(start):
     other.close()
 
 
+def test_whole_answers_that_are_not_read_are_bounded(start):
+    """A few MB of ids of a long token make 60 MB of text, and libzmq takes any number of such messages: 512 MiB of them are held and no
+    more, others are served meanwhile, and when the connection has ended there is room again."""
+    daemon = start(step_us=100, stall_s=2, zmq="tcp://127.0.0.1:*")
+    other = connect(daemon)
+    longest = other.ask(tokenize=pb.Tokenize(prompt=b" " * 256)).tokenize.ids[0]
+    length = len(other.ask(detokenize=pb.Detokenize(ids=[longest])).detokenize.text)
+    wanted = pb.Detokenize(ids=[longest] * ((60 << 20) // length))
+    assert len(other.ask(detokenize=wanted).detokenize.text) > 59 << 20
+    slow = zmq.Context.instance().socket(zmq.DEALER)
+    for option, value in ((zmq.RCVHWM, 1), (zmq.RCVBUF, 4096), (zmq.LINGER, 0)):
+        slow.setsockopt(option, value)
+    slow.connect(endpoint_of(daemon))
+    rss = daemon.rss()
+    refused, served = ('inferd_zmq_requests_total{kind="detokenize",status="%d"}' % status for status in (503, 200))
+    before = daemon.metrics()[served]
+    for k in range(1, 12):
+        slow.send(pb.Request(id=k, detokenize=wanted).SerializeToString())
+        until(lambda: sum(daemon.metrics().get(name, 0) for name in (refused, served)) >= before + k, "answered or refused")
+        assert other.ask(tokenize=pb.Tokenize(prompt=b"a")).tokenize.ids
+        if daemon.metrics().get(refused, 0):
+            break
+    assert daemon.metrics()[refused] == 1 and 6 <= daemon.metrics()[served] - before <= 9  # its socket and ours took one or so
+    assert daemon.grown(rss) < 700 << 20
+    until(lambda: other.ask(detokenize=wanted).WhichOneof("body") == "detokenize", "room again")
+    until(lambda: daemon.grown(rss) < 200 << 20, "its memory back")
+    slow.close()
+    other.close()
+
+
 # --- what is no message ---
 
 def good_messages():
