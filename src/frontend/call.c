@@ -78,6 +78,16 @@ bool call_reserve_answer(struct call *call, uint64_t bytes)
     return true;
 }
 
+bool call_hold_answer(struct call *call, struct buf *answer)
+{
+    if (call_reserve_answer(call, answer->len)) return true;
+    buf_fini(answer);
+    buf_init(answer, 0);
+    return api_refuse(
+        &call->fault, 503, "service_unavailable", NULL,
+        "The server holds too many large answers that clients have not read; try again.");
+}
+
 /* Lets go of the engine's side. The request may live on there, without us. */
 static void release_generation(struct call *call)
 {

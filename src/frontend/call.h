@@ -157,6 +157,8 @@ void call_destroy(struct call *call);
 bool call_reserve_body(struct call *call, uint64_t bytes);
 /* Takes memory for a whole answer of `bytes` until the call ends; small ones are not counted. False: clients leave too many unread. */
 bool call_reserve_answer(struct call *call, uint64_t bytes);
+/* The same for an answer that has been made: where it is false the answer's memory is given back and call->fault filled, a 503. */
+bool call_hold_answer(struct call *call, struct buf *answer);
 /* Gives a call whose body (or message) has so many bytes to the text threads of its lane, which run call_run. STATUS_FULL: not taken. */
 enum status call_to_text(struct call *call, size_t bytes);
 /* On a text thread: parse, tokenise, submit; then hands the call back to its I/O thread. */

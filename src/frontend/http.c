@@ -111,13 +111,7 @@ static void add_preflight(const struct call *call, struct MHD_Response *response
 /* Sends call->out, or the fault's body. */
 static enum MHD_Result queue_answer(struct call *call, struct MHD_Connection *mhd)
 {
-    if (!call->fault.http_status && !call_reserve_answer(call, call->out.len)) {
-        buf_fini(&call->out); /* its memory goes back at once */
-        buf_init(&call->out, 0);
-        api_refuse(
-            &call->fault, 503, "service_unavailable", NULL,
-            "The server holds too many large answers that clients have not read; try again.");
-    }
+    if (!call->fault.http_status) call_hold_answer(call, &call->out);
     if (call->fault.http_status) {
         call->status = call->fault.http_status;
         buf_clear(&call->out);

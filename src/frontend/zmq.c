@@ -246,11 +246,14 @@ static bool set_int(void *socket, int option, int value)
 static enum status set_options(struct zmq_front *z, struct error *err)
 {
     int64_t largest = (int64_t)z->frontend->options.body_bytes_max;
+    /* A TCP connection in which nothing gets through for so long ends (TCP_USER_TIMEOUT), and what libzmq holds for it goes: after its
+     * requests have been ended as too slow. */
+    int unread_ms = 2 * (int)z->frontend->options.client_stall_s * 1000;
     void *s = z->router;
 
     if (!set_int(s, ZMQ_ROUTER_MANDATORY, 1) || !set_int(s, ZMQ_SNDHWM, ZMQ_SEND_HWM) ||
         !set_int(s, ZMQ_RCVHWM, ZMQ_RECEIVE_HWM) || !set_int(s, ZMQ_LINGER, LINGER_MS) ||
-        !set_int(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS) ||
+        !set_int(s, ZMQ_TCP_MAXRT, unread_ms) || !set_int(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS) ||
         !set_int(s, ZMQ_HEARTBEAT_TIMEOUT, SILENCE_MS) ||
         !set_int(s, ZMQ_HEARTBEAT_TTL, 10 * HEARTBEAT_MS) || !set_int(s, ZMQ_HANDSHAKE_IVL, 5000) ||
         zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &largest, sizeof largest))

@@ -10,7 +10,7 @@
  * 250 ms gets an empty Batch, so the work of a client that vanished ends within 2 s.
  *
  * Memory: bodies count against the limit of all bodies; of a client that does not read, the socket keeps at most
- * SNDHWM messages, `out` at most OUT_SOFT bytes and one turn's; then its rings fill and the engine blocks its sequences,
+ * SNDHWM messages, large whole answers counted against the limit of all (call_hold_answer), `out` at most OUT_SOFT bytes and one turn's; then its rings fill and the engine blocks its sequences,
  * and after --client-stall-timeout-s its requests end (client_too_slow).
  * Thread: all of it belongs to the ZeroMQ thread, save what is marked. */
 #pragma once
@@ -26,6 +26,8 @@ enum {
     ZMQ_ID_MAX = 255,            /* bytes of a routing id */
     ZMQ_CLIENT_CALLS_MAX = 4096, /* open at once; beyond it too_many_requests */
     ZMQ_OUT_SOFT = 256 << 10,
+    ZMQ_OUT_HARD =
+        16 << 20, /* of a client that the socket has no room for: nothing new is begun for it */
     ZMQ_COPY_BELOW =
         1 << 10, /* smaller messages are copied: cheaper than the reference count of a larger one */
     ZMQ_BLOCKS_MAX = 32, /* kept for the next messages, each of at most ZMQ_BLOCK_MAX bytes */
@@ -46,8 +48,9 @@ struct zmq_client {
     struct zmq_client *hash_next, *prev, *next;
     struct zmq_call *calls;
     uint32_t call_count;
-    struct buf out;    /* Responses not yet given to the socket */
-    zmq_msg_t pending; /* built from out, not taken by the socket */
+    struct buf out;     /* Responses not yet given to the socket */
+    uint64_t out_large; /* of frontend.answer_bytes: large whole answers in `out` */
+    zmq_msg_t pending;  /* built from out, not taken by the socket */
     bool has_pending;
     int64_t stuck_ns, sent_ns, lazy_ns;
     struct zmq_client *dirty_next;

@@ -410,6 +410,8 @@ void zmq_call_handle(struct zmq_front *z, struct slice id, zmq_msg_t *message, b
     if (!bytes.len && !extra) return; /* a client's own way of keeping its connection warm */
     client = zmq_client_open(z, id);
     if (!client) return; /* no memory: dropped, as a lost packet */
+    /* It reads nothing, and would be answered without end: dropped until it does, or is cut. */
+    if (client->stuck && client->out.len > ZMQ_OUT_HARD) return;
     if (!extra && api_proto_head(bytes, &head)) {
         handle(z, client, &head, message);
         return;
@@ -433,8 +435,10 @@ static void pump_stream(struct zmq_client *client, struct call *call, bool *more
 }
 
 /* A whole answer moves when nothing is before it. */
-static void take_whole(struct zmq_client *client, struct buf *answer)
+static void take_whole(struct zmq_client *client, struct call *call, struct buf *answer)
 {
+    client->out_large += call->answer_reserved; /* the client's from here on */
+    call->answer_reserved = 0;
     if (!client->out.len && !buf_status(&client->out)) {
         buf_fini(&client->out);
         client->out = *answer;
@@ -442,6 +446,19 @@ static void take_whole(struct zmq_client *client, struct buf *answer)
     } else {
         buf_append_slice(&client->out, buf_slice(answer));
     }
+}
+
+/* Counts the call, and gives the answer to its client; or a fault, where clients leave too many unread. */
+static void give_whole(struct zmq_front *z, struct zmq_call *zc, struct buf *answer)
+{
+    struct call *call = &zc->call;
+    bool held = call_hold_answer(call, answer);
+
+    call_count(call, held ? call->status : call->fault.http_status);
+    if (held)
+        take_whole(zc->client, call, answer);
+    else
+        answer_fault(z, zc->client, zc->id, &call->fault);
 }
 
 void zmq_call_pump(struct zmq_front *z, struct zmq_call *zc)
@@ -461,8 +478,7 @@ void zmq_call_pump(struct zmq_front *z, struct zmq_call *zc)
         call_pump(call, &more);
     if (call->ended) {
         if (call->state == CALL_ANSWER) {
-            call_count(call, call->status);
-            take_whole(client, &call->out);
+            give_whole(z, zc, &call->out);
         }
         end(z, zc);
         return;
@@ -511,11 +527,13 @@ void zmq_call_opened(struct zmq_front *z, struct zmq_call *zc)
         return;
     }
     call->fault = call->api.fault;
-    call_count(call, call->api.kind == API_FAULT ? call->fault.http_status : 200);
-    if (call->api.kind == API_FAULT)
+    call->status = 200;
+    if (call->api.kind != API_FAULT) {
+        give_whole(z, zc, &call->api.body);
+    } else {
+        call_count(call, call->fault.http_status);
         answer_fault(z, zc->client, zc->id, &call->fault);
-    else
-        take_whole(zc->client, &call->api.body);
+    }
     end(z, zc);
 }
 

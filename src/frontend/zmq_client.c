@@ -65,6 +65,14 @@ static void forget_dirty(struct zmq_front *z, struct zmq_client *c)
     c->dirty = false;
 }
 
+static void drop_out(struct zmq_front *z, struct zmq_client *c)
+{
+    buf_fini(&c->out);
+    buf_init(&c->out, 0);
+    atomic_fetch_sub(&z->frontend->answer_bytes, c->out_large);
+    c->out_large = 0;
+}
+
 static void destroy(struct zmq_front *z, struct zmq_client *c)
 {
     struct zmq_client **at = &z->client_table[c->hash % ZMQ_CLIENT_BUCKETS];
@@ -80,7 +88,7 @@ static void destroy(struct zmq_front *z, struct zmq_client *c)
         z->clients = c->next;
     if (c->next) c->next->prev = c->prev;
     if (c->has_pending) zmq_msg_close(&c->pending);
-    buf_fini(&c->out);
+    drop_out(z, c);
     free(c);
     atomic_store_explicit(&z->stats->clients, --z->client_count, memory_order_relaxed);
 }
@@ -146,9 +154,40 @@ void zmq_blocks_fini(struct zmq_blocks *b)
     pthread_mutex_destroy(&b->lock);
 }
 
+/* A message with large whole answers in it: they count against the limit of all until libzmq has sent it or given it up. */
+struct large {
+    struct frontend *frontend;
+    uint64_t bytes;
+};
+
+static void give_up_large(void *block, void *hint)
+{
+    struct large *large = hint;
+
+    atomic_fetch_sub(&large->frontend->answer_bytes, large->bytes);
+    free(block);
+    free(large);
+}
+
+static bool build_large(struct zmq_front *z, struct zmq_client *c)
+{
+    struct large *large = malloc(sizeof *large);
+
+    if (!large) return false;
+    *large = (struct large){z->frontend, c->out_large};
+    if (zmq_msg_init_data(&c->pending, c->out.ptr, c->out.len, give_up_large, large)) {
+        free(large);
+        return false;
+    }
+    c->out_large = 0;
+    take_block(&z->blocks, &c->out);
+    return c->has_pending = true;
+}
+
 /* Makes the next message of `out`. A large one takes the buffer itself along. */
 static bool build(struct zmq_front *z, struct zmq_client *c)
 {
+    if (c->out_large) return build_large(z, c);
     if (c->out.len < ZMQ_COPY_BELOW) {
         if (zmq_msg_init_size(&c->pending, c->out.len)) return false;
         if (c->out.len) memcpy(zmq_msg_data(&c->pending), c->out.ptr, c->out.len);
@@ -267,7 +306,7 @@ static void cut_slow(struct zmq_front *z, struct zmq_client *c)
     log_info("zmq client stalled", "requests=%u unsent_bytes=%zu", c->call_count, c->out.len);
     api_refuse(&fault, 503, "client_too_slow", NULL,
                "The client did not read its answers for %u s.", z->settings->o.client_stall_s);
-    buf_clear(&c->out);
+    drop_out(z, c);
     zmq_call_fail_all(z, c, &fault);
     c->stuck_ns = clock_mono_ns();
 }

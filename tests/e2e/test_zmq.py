@@ -2,6 +2,7 @@
 
 Answers are compared with those of HTTP for the same request; then every way in which a client can be wrong, gone, slow
 or unwelcome, each with the daemon's counters back at rest."""
+import contextlib
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ import time
 
 import pytest
 from conftest import LONG, binary, mini_daemon
-from pace import until
+from pace import at_best, until
 from rawhttp import Raw, get
 from zmqclient import PB2_DIR, ROOT, Client, answer, connect, endpoint_of, pb, zmq
 
@@ -354,6 +355,71 @@ def test_a_client_that_does_not_read_is_bounded_and_holds_up_nobody(start):
     assert m["inferd_generation_tokens_total"] < 32 * 8 * 8000 * 0.9
     assert daemon.grown(rss) < 64 << 20
     slow.socket.close()
+    other.close()
+
+
+def long_answer(client):
+    """A Detokenize of 1 MB that makes 20 MB of text."""
+    longest = client.ask(tokenize=pb.Tokenize(prompt=b" " * 256)).tokenize.ids[0]
+    length = len(client.ask(detokenize=pb.Detokenize(ids=[longest])).detokenize.text)
+    return pb.Detokenize(ids=[longest] * ((20 << 20) // length))
+
+
+def ask_and_not_read(daemon, wanted, count):
+    """A socket that has asked for all of it at once and takes next to nothing: while its answers follow each other it is not taken for
+    gone (a libzmq that does not read answers no heartbeat)."""
+    socket = zmq.Context.instance().socket(zmq.DEALER)
+    for option, value in ((zmq.RCVHWM, 1), (zmq.RCVBUF, 4096), (zmq.LINGER, 0)):
+        socket.setsockopt(option, value)
+    socket.connect(endpoint_of(daemon))
+    for k in range(count):
+        socket.send(pb.Request(id=k + 1, detokenize=wanted).SerializeToString())
+    return socket
+
+
+def test_whole_answers_that_are_not_read_are_bounded(start):
+    """libzmq takes any number of large messages for a client that reads nothing: 512 MiB of them are held and no more, others are served
+    meanwhile, and when the connection has ended there is room again."""
+    daemon = start(step_us=100, stall_s=600, zmq="tcp://127.0.0.1:*")
+    other = connect(daemon)
+    wanted = long_answer(other)
+
+    def held():
+        rss, before = daemon.rss(), daemon.metrics()
+        refused, served = ('inferd_zmq_requests_total{kind="detokenize",status="%d"}' % status for status in (503, 200))
+        slow = ask_and_not_read(daemon, wanted, 40)
+        until(lambda: sum(daemon.metrics().get(n, 0) - before.get(n, 0) for n in (refused, served)) >= 40 or
+              daemon.metrics()["inferd_zmq_clients"] == 0, "all are answered or refused")
+        assert other.ask(tokenize=pb.Tokenize(prompt=b"a")).tokenize.ids
+        got = daemon.metrics()[served] - before[served]
+        grown = daemon.grown(rss)
+        slow.close()
+        until(lambda: other.ask(detokenize=wanted).WhichOneof("body") == "detokenize", "room again")
+        until(lambda: daemon.grown(rss) < 200 << 20, "its memory back")
+        least = 1 if daemon.sanitized else 24  # too slow there to follow each other: its client is taken for gone
+        assert least <= got <= 30 and grown < 700 << 20, (got, grown)  # the sockets themselves take one or two
+
+    at_best(held)
+    other.close()
+
+
+def test_a_connection_in_which_nothing_gets_through_ends(start):
+    """And with it what is held for it, though its client is there and answers TCP's probes."""
+    daemon = start(step_us=100, stall_s=1, zmq="tcp://127.0.0.1:*")
+    if daemon.sanitized:
+        pytest.skip("what is held is seen by the resident size")
+    other = connect(daemon)
+    wanted, rss = long_answer(other), daemon.rss()
+    slow = ask_and_not_read(daemon, wanted, 8)
+    until(lambda: daemon.grown(rss) > 90 << 20, "messages are held")
+
+    def fallen():
+        with contextlib.suppress(zmq.Again):
+            slow.send(b"", zmq.DONTWAIT)  # who sends is not taken for gone
+        return daemon.grown(rss) < 60 << 20
+
+    until(fallen, "and given up")
+    slow.close()
     other.close()
 
 
