@@ -218,7 +218,8 @@ def test_the_null_device_refuses_what_needs_logits(daemon):
 
 
 def test_a_smaller_priority_overtakes(start):
-    """One slot, held by a long answer; of those that wait the last to come goes first."""
+    """One slot, held by a long answer; of those that wait the last to come goes first. Answers end 0.3 s apart: threads that hear of
+    them 8 ms apart may be woken in any order."""
     daemon = start(step_us=2000, seqs=1)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         def ask(priority, tokens):
@@ -228,7 +229,7 @@ def test_a_smaller_priority_overtakes(start):
         jobs = [pool.submit(ask, 0, 1000)]
         daemon.wait_running(1)
         for waiting, priority in enumerate((5, 0, -3), 1):
-            jobs.append(pool.submit(ask, priority, 4))
+            jobs.append(pool.submit(ask, priority, 150))
             until(lambda: daemon.metrics()["inferd_requests_waiting"] >= waiting, f"{waiting} wait")
         for job in jobs:
             job.result()
