@@ -11,7 +11,6 @@
 #pragma once
 
 #include "common/context.h"
-#include "medium_gemm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,8 +31,6 @@ struct attention_args {
     const int32_t *row_list;  /* [rows] indices of the rows meant; NULL: 0..rows-1 */
     const int32_t *tables;    /* [slots, table_stride] block ids */
     uint32_t table_stride;
-    /* Host, of the product behind it, or NULL; paged_decode only. */
-    const struct medium_weight *next;
 };
 
 /* Scratch of paged_decode, shared by all layers. Counters are zero before the first launch and after each. */
@@ -43,13 +40,10 @@ struct decode_scratch {
     uint32_t *counters; /* [rows, heads] */
     uint32_t splits_max;
     bool few_rows; /* parts as small as help one sequence; else about 1,024 tokens */
-    /* So many times [8, head_dim] fit in partial and [8, 2] in partial_ml: for blocks of equal shares. */
-    uint32_t places;
 };
 
 bool paged_decode_fits(uint32_t head_dim);
-/* With TRIAL_EVEN more than 16 rows, unless few_rows, are done by blocks of equal shares: then a row's bits depend on the lengths of all.
- * Else: a row of n tokens is cut in at most splits_max parts of a multiple of 128 tokens, at absolute positions; how many depends
+/* A row of n tokens is cut in at most splits_max parts of a multiple of 128 tokens, at absolute positions; how many depends
  * on n, splits_max and few_rows alone, so that a row's bits do not depend on who else is in the batch. */
 cudaError_t paged_decode(const struct kernel_context *ctx, const struct attention_args *args,
                          const struct decode_scratch *scratch);

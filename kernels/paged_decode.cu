@@ -10,20 +10,14 @@
  * Measured H200, November 2026, 32/8 heads, D 128, cold: 64 x 8k 479 us, 0.97 of the run's read rate; 64 x 4k 0.93;
  *          64 x 1k 0.87; 1 x 8k 14.5 us, 1 x 32k 38.1 us; by `bench kernels`.
  * Source   online softmax, arXiv 1805.02867. */
-#include <cuda.h>
-#include <string.h>
-
 #include "attention.h"
-#include "common/ahead.cuh"
 #include "common/launch.cuh"
-#include "even_share.h"
 #include "kv_layout.h"
 
 namespace
 {
 
 constexpr int WARPS = 4;
-constexpr uint32_t TRIAL_TOGETHER = 32; /* all loads of a group before the first product */
 constexpr float LOG2E = 1.4426950408889634f, MASKED = -1e30f;
 
 template <typename T, int D> struct decode {
@@ -62,7 +56,7 @@ __device__ __forceinline__ head_part part_of(const attention_args &a, int pair)
 }
 
 /* o, m, l += those of groups g_first + warp, + WARPS, ... before g_end. With EARLY the first is fetched before pdl_wait(). */
-template <typename T, int D, bool EARLY, bool TOGETHER>
+template <typename T, int D, bool EARLY>
 __device__ __forceinline__ void attend(const attention_args &a, int row, const span &seen_of,
                                        const head_part &part, int g_first, int g_end,
                                        float (&o)[decode<T, D>::VN][2], float &m, float &l)
@@ -131,9 +125,6 @@ __device__ __forceinline__ void attend(const attention_args &a, int row, const s
         const int tb = g * 32;
         if (!EARLY || !fetched) load_group();
         fetched = false;
-        /* No load of the group may sink below: the compiler would let those of V wait for the first products with K, half of what
-         * is to be under way. */
-        if (TOGETHER) __syncwarp();
         if (g + WARPS < g_end) next_blocks(g + WARPS);
 
         float s[4][2]; /* token tb + q*8 + t*2 + e */
@@ -239,7 +230,7 @@ template <typename T> __device__ __forceinline__ void put_out(T *out, float4 v)
 
 /* EARLY: for few rows, where the wait for memory is what counts; for many the device is full, and blocks that wait for the
  * kernel before only take places. */
-template <typename T, int D, bool EARLY, bool TOGETHER>
+template <typename T, int D, bool EARLY>
 __global__ void __launch_bounds__(WARPS * 32, 2)
     decode_kernel(const __grid_constant__ struct attention_args a,
                   const __grid_constant__ struct decode_scratch scratch)
@@ -274,7 +265,7 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
               g_end = min(seen.begin + seen.groups, g_first + per);
     float o[VN][2] = {}, m = MASKED, l = 0.f;
 
-    attend<T, D, EARLY, TOGETHER>(a, row, seen, part, g_first, g_end, o, m, l);
+    attend<T, D, EARLY>(a, row, seen, part, g_first, g_end, o, m, l);
     put_warp<T, D>(sh, o, m, l);
     __syncthreads();
 
@@ -335,165 +326,14 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     }
 }
 
-/* --- many rows: equal shares --- */
-
-enum { EVEN_ROWS = 1024, EVEN_LEAST = 8 /* groups that are worth a block */ };
-
-template <typename T, int D> struct even_shared {
-    typename decode<T, D>::shared part;
-    uint32_t first[EVEN_ROWS + 1]; /* groups of all rows before */
-    uint32_t sums[WARPS];
-};
-
-/* first[r + 1] = groups of rows 0..r. All threads. */
-__device__ __forceinline__ void count_groups(const attention_args &a, uint32_t *first,
-                                             uint32_t *sums)
-{
-    const uint32_t t = threadIdx.x, lane = t & 31, warp = t >> 5,
-                   each = (a.rows + WARPS * 32 - 1) / (WARPS * 32);
-    uint32_t own = 0, before = 0;
-
-    for (uint32_t r = t * each; r < min(a.rows, (t + 1) * each); r++) {
-        const int pos = a.positions[a.row_list ? a.row_list[r] : r];
-        own += pos < 0 ? 0 : span_of(a, pos).groups;
-        first[r + 1] = own;
-    }
-    uint32_t up = own; /* inclusive, over the warp */
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-        const uint32_t v = __shfl_up_sync(~0u, up, o);
-        if (lane >= o) up += v;
-    }
-    if (lane == 31) sums[warp] = up;
-    if (t == 0) first[0] = 0;
-    __syncthreads();
-    for (uint32_t w = 0; w < warp; w++)
-        before += sums[w];
-    before += up - own;
-    for (uint32_t r = t * each; r < min(a.rows, (t + 1) * each); r++)
-        first[r + 1] += before;
-    __syncthreads();
-}
-
-/* A pair's pieces in order, by the last of its blocks to arrive. from, to: its blocks. */
-template <typename T, int D>
-__device__ __forceinline__ void merge_pieces(const attention_args &a, const decode_scratch &scratch,
-                                             int row, const head_part &part, uint32_t from,
-                                             uint32_t to)
-{
-    for (int e = threadIdx.x; e < part.heads * (D / 4); e += WARPS * 32) {
-        const int h = e / (D / 4), d = e % (D / 4) * 4;
-        float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
-        float M = MASKED, L = 0.f;
-        for (uint32_t c = from; c <= to; c++) {
-            const uint64_t at = (c * 2 + (c == from)) * 8ull + h;
-            const float2 ml = __ldcg((const float2 *)scratch.partial_ml + at);
-            const float4 x = __ldcg((const float4 *)(scratch.partial + at * D + d));
-            const float m = fmaxf(M, ml.x), old = exp2_fast(M - m), now = exp2_fast(ml.x - m);
-            acc.x = acc.x * old + x.x * now, acc.y = acc.y * old + x.y * now;
-            acc.z = acc.z * old + x.z * now, acc.w = acc.w * old + x.w * now;
-            L = L * old + ml.y * now, M = m;
-        }
-        put_out((T *)a.out + row * a.out_stride + (uint64_t)(part.head0 + h) * D + d,
-                make_float4(acc.x / L, acc.y / L, acc.z / L, acc.w / L));
-    }
-}
-
-/* Each block does as many groups of 32 tokens as every other, of whichever rows and heads (even_share.h): all read until the end,
- * and what a block costs beside reading is paid two or three times, not once for 1,024 tokens. */
-template <typename T, int D, bool TOGETHER>
-__global__ void __launch_bounds__(WARPS * 32, 2)
-    even_kernel(const __grid_constant__ struct attention_args a,
-                const __grid_constant__ struct decode_scratch scratch,
-                const __grid_constant__ struct medium_ahead ahead,
-                const __grid_constant__ CUtensorMap next)
-{
-    constexpr int VN = decode<T, D>::VN;
-    __shared__ __align__(16) even_shared<T, D> sh;
-    const uint32_t pairs = a.kv_heads * ((a.heads / a.kv_heads + 7) / 8);
-
-    pdl_trigger();
-    pdl_wait();
-    count_groups(a, sh.first, sh.sums);
-    const uint32_t units = pairs * sh.first[a.rows],
-                   blocks = max(1u, min(gridDim.x, units / EVEN_LEAST));
-    if (blockIdx.x >= blocks) return;
-    const uint32_t end = even_begin(units, blocks, blockIdx.x + 1);
-#pragma unroll 1
-    for (uint32_t at = even_begin(units, blocks, blockIdx.x); at < end;) {
-        const even_piece piece = even_piece_at(sh.first, a.rows, pairs, at, end);
-        const int row = a.row_list ? a.row_list[piece.row] : (int)piece.row;
-        const head_part part = part_of(a, piece.pair);
-        const span seen = span_of(a, a.positions[row]);
-        float o[VN][2] = {}, m = MASKED, l = 0.f;
-
-        attend<T, D, false, TOGETHER>(a, row, seen, part, seen.begin + (int)piece.begin,
-                                      seen.begin + (int)piece.end, o, m, l);
-        at += piece.end - piece.begin;
-        if (at == end && threadIdx.x == 0) weights_ahead(ahead, &next, blockIdx.x, blocks);
-        put_warp<T, D>(sh.part, o, m, l);
-        __syncthreads();
-        const bool whole = piece.begin == 0 && piece.end == piece.units;
-        for (int e = threadIdx.x; e < part.heads * (D / 4); e += WARPS * 32) {
-            const int h = e / (D / 4), d = e % (D / 4) * 4;
-            float M, L;
-            const float4 acc = fold_warps<T, D>(sh.part, h, d, M, L);
-            if (whole) {
-                put_out((T *)a.out + row * a.out_stride + (uint64_t)(part.head0 + h) * D + d,
-                        make_float4(acc.x / L, acc.y / L, acc.z / L, acc.w / L));
-            } else {
-                const uint64_t place = (blockIdx.x * 2 + (piece.begin == 0)) * 8ull + h;
-                *(float4 *)(scratch.partial + place * D + d) = acc;
-                if (d == 0) *((float2 *)scratch.partial_ml + place) = make_float2(M, L);
-            }
-        }
-        if (!whole) {
-            const uint32_t from = even_owner(units, blocks, piece.unit0),
-                           to = even_owner(units, blocks, piece.unit0 + piece.units - 1);
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                uint32_t *counter = scratch.counters + (uint64_t)piece.row * a.heads + piece.pair;
-                sh.part.last = atomicAdd(counter, 1) == to - from;
-                if (sh.part.last) *counter = 0; /* for the next launch */
-            }
-            __syncthreads();
-            if (sh.part.last) {
-                __threadfence();
-                merge_pieces<T, D>(a, scratch, row, part, from, to);
-            }
-        }
-        __syncthreads(); /* before the next piece's sums take the place of these */
-    }
-}
-
-/* At most two blocks per SM, and as many as have places for two pieces each. */
-template <typename T, int D>
-cudaError_t launch_even(const struct kernel_context *ctx, const struct attention_args &a,
-                        const struct decode_scratch &s)
-{
-    const uint32_t blocks = min(2u * (uint32_t)ctx->sm_count, s.places / 2);
-    const struct medium_ahead ahead = medium_ahead_of(ctx, a.next);
-    CUtensorMap next = {};
-
-    if (ahead.blocks) memcpy(&next, a.next->map, sizeof next);
-    return launch(ctx,
-                  ctx->trial & TRIAL_TOGETHER ? even_kernel<T, D, true> : even_kernel<T, D, false>,
-                  dim3(blocks), dim3(WARPS * 32), 0, a, s, ahead, next);
-}
-
 enum { EARLY_ROWS = 16 };
 
 template <typename T, int D>
 cudaError_t launch_one(const struct kernel_context *ctx, const struct attention_args &a,
                        const struct decode_scratch &s, dim3 grid)
 {
-    if ((ctx->trial & TRIAL_EVEN) && !s.few_rows && a.rows > EARLY_ROWS && a.rows <= EVEN_ROWS &&
-        s.places >= 2)
-        return launch_even<T, D>(ctx, a, s);
-    const auto kernel = a.rows <= EARLY_ROWS          ? decode_kernel<T, D, true, false>
-                        : ctx->trial & TRIAL_TOGETHER ? decode_kernel<T, D, false, true>
-                                                      : decode_kernel<T, D, false, false>;
+    const auto kernel =
+        a.rows <= EARLY_ROWS ? decode_kernel<T, D, true> : decode_kernel<T, D, false>;
 
     return launch(ctx, kernel, grid, dim3(WARPS * 32), 0, a, s);
 }

@@ -23,8 +23,7 @@ enum kernel_type { KERNEL_BF16, KERNEL_F16 }; /* of weights, activations and KV 
 enum kernel_trial {
     TRIAL_CLERK = 1, /* medium products: a warp of its own fetches what rows end with */
     TRIAL_AHEAD =
-        2, /* medium products, decode attention: the next product's weights come to L2 behind a block's own */
-    TRIAL_EVEN = 4, /* decode attention of many rows: blocks of equal shares */
+        2, /* medium products: the next product's weights come to L2 behind a block's own */
 };
 
 enum { CLUSTER_MAX = 8 }; /* blocks, that every device with clusters can place somewhere */

@@ -14,7 +14,7 @@
 #include "sample.h"
 #include "skinny_gemm.h"
 
-enum { COLD_BYTES = 512 << 20, ITEMS_MAX = 64, EVEN_PLACES = 640 };
+enum { COLD_BYTES = 512 << 20, ITEMS_MAX = 64 };
 
 struct kernel_bench {
     struct kernel_context *ctx;
@@ -413,16 +413,12 @@ static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context,
     if (splits > 32) splits = 32;
     if (splits > (context + 127) / 128) splits = (context + 127) / 128;
     uint64_t partials = (uint64_t)rows * heads * splits;
-    if (partials < EVEN_PLACES * 8) partials = EVEN_PLACES * 8;
     if (cudaMalloc((void **)&partial, partials * (D + 2) * 4 + rows * heads * 4 + 1024)) return;
     if (cudaMalloc((void **)&tables, (uint64_t)(j.sets + 1) * rows * ((context + 15) / 16 + 2) * 4))
         return;
-    j.scratch = (struct decode_scratch){(float *)partial,
-                                        (float *)(partial + partials * D * 4),
-                                        (uint32_t *)(partial + partials * (D + 2) * 4),
-                                        splits,
-                                        rows <= 16,
-                                        EVEN_PLACES};
+    j.scratch =
+        (struct decode_scratch){(float *)partial, (float *)(partial + partials * D * 4),
+                                (uint32_t *)(partial + partials * (D + 2) * 4), splits, rows <= 16};
     cudaMemset(j.scratch.counters, 0, rows * heads * 4);
     if (make_tables(&j, rows, context, tables))
         decode_ways(b, name, &j, 4.0 * rows * context * kv_heads * D);

@@ -99,12 +99,9 @@ static void make_model(struct model *m, struct kernel_context *ctx)
     m->q = gpu_zeroed(HEADS * D * 2);
     m->attn = gpu_zeroed(HEADS * D * 2);
     m->ffn = gpu_zeroed(FFN * 2);
-    m->scratch = (struct decode_scratch){gpu_poisoned(HEADS * 32 * D * 4),
-                                         gpu_poisoned(HEADS * 32 * 2 * 4),
-                                         gpu_zeroed(HEADS * 4),
-                                         32,
-                                         true,
-                                         0};
+    m->scratch =
+        (struct decode_scratch){gpu_poisoned(HEADS * 32 * D * 4), gpu_poisoned(HEADS * 32 * 2 * 4),
+                                gpu_zeroed(HEADS * 4), 32, true};
 }
 
 /* Pages in a shuffled table; returns the host's pool. */

@@ -11,13 +11,13 @@
 #        ncu      counters of the products of 64 and of 16 rows
 #        serve    Llama-3-8B with made-up weights over HTTP: start to READY, time to first token
 # Each step has its own time limit and none ends the rest. Without a GPU, run says so for each step in a second.
-# Settings: GPU_SESSION_BASE (a cuda-bench built before the changes, to pack and to stand beside this one's), GPU_SESSION_TRIALS (0,3,4,32,36,39,55,103,119), GPU_SESSION_GOLDEN (a folder of more golden files to pack).
+# Settings: GPU_SESSION_BASE (a cuda-bench built before the changes, to pack and to stand beside this one's), GPU_SESSION_TRIALS (0,1,2,3,64,67), GPU_SESSION_GOLDEN (a folder of more golden files to pack).
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 # --- stage ---
 
-programs="bin/cuda-bench bin/inferd tests/test_even_share tests/test_medium_gemm tests/test_attention tests/test_decode_chain
+programs="bin/cuda-bench bin/inferd tests/test_medium_gemm tests/test_attention tests/test_decode_chain
     tests/test_sample tests/test_skinny_gemm tests/test_row_ops tests/test_cuda_device"
 
 # Libraries that the other machine may not have: all but the C and C++ ones and CUDA's.
@@ -93,14 +93,13 @@ also() { step "$@" & started+=($!); }
 
 check() {
     local trial
-    also even_share 60 bin/test_even_share
     for trial in 0 67; do also "medium_$trial" 150 env INFERD_TRIAL=$trial bin/test_medium_gemm; done
-    for trial in 0 34; do also "attention_$trial" 150 env INFERD_TRIAL=$trial bin/test_attention; done
+    also attention 150 bin/test_attention
     also chain 120 bin/test_decode_chain
     also sample 120 bin/test_sample
     also skinny 120 bin/test_skinny_gemm
     also row_ops 120 bin/test_row_ops
-    for trial in 0 119; do also "device_$trial" 240 env INFERD_TRIAL=$trial bin/test_cuda_device; done
+    for trial in 0 67; do also "device_$trial" 240 env INFERD_TRIAL=$trial bin/test_cuda_device; done
     # The code that other cards get: PTX of compute_80, without TMA, clusters and programmatic launches.
     local jit="env CUDA_FORCE_PTX_JIT=1 CUDA_MODULE_LOADING=LAZY CUDA_CACHE_PATH=$work/jit"
     also jit_device 280 $jit bin/test_cuda_device
@@ -110,7 +109,7 @@ check() {
         also race_sample 280 $jit "$sanitizer" --tool racecheck --error-exitcode 9 bin/test_sample
         also race_attention 280 $jit "$sanitizer" --tool racecheck --error-exitcode 9 bin/test_attention
         also memcheck_medium 280 env INFERD_TRIAL=67 "$sanitizer" --error-exitcode 9 bin/test_medium_gemm
-        also memcheck_attention 280 env INFERD_TRIAL=38 "$sanitizer" --error-exitcode 9 bin/test_attention
+        also memcheck_attention 280 "$sanitizer" --error-exitcode 9 bin/test_attention
         also sync_medium 280 env INFERD_TRIAL=67 "$sanitizer" --tool synccheck --error-exitcode 9 bin/test_medium_gemm
     fi
     wait "${started[@]}"
@@ -123,10 +122,10 @@ bench() { # NAME LIMIT ARGUMENTS...
 }
 
 ab() {
-    local trials=${GPU_SESSION_TRIALS:-0,3,4,32,36,39,55,103,119} model="--model models/Llama-3-8B"
+    local trials=${GPU_SESSION_TRIALS:-0,1,2,3,64,67} model="--model models/Llama-3-8B"
     bench ab_64x4k 120 trials $model --batch 64 --context 4096 --steps 12 --trials "$trials"
     bench ab_64x1k 90 trials $model --batch 64 --context 1024 --steps 12 --trials "$trials"
-    bench ab_32x2k 60 trials $model --batch 32 --context 2048 --steps 12 --trials 0,36,103,119
+    bench ab_32x2k 60 trials $model --batch 32 --context 2048 --steps 12 --trials 0,3,67
     bench ab_products 60 kernels --only "medium 8B" --trials 0,1,2,3,64,67
     # Parts of one product left out: its multiplications, x, both, its ends, multiplications and ends, its weights, weights and multiplications.
     bench ab_parts 60 kernels --only "medium 8B gate_up" --trials 0,256,512,768,1024,1280,2048,2304
@@ -139,7 +138,7 @@ ab() {
             step "ab_${program}_1x1k_$round" 30 bin/$program decode $model --batch 1 --context 1024 --steps 32
         done
     done
-    bench ab_attention 60 kernels --only "decode 64x" --trials 0,4,32,36
+    bench ab_attention 60 kernels --only "decode 64x"
 }
 
 table() {

@@ -258,7 +258,6 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
         .slots = b->row_slots,
         .tables = b->groups[p->group].tables,
         .table_stride = b->table_stride,
-        .next = weight_behind(w, w->f->rows),
     };
     cudaError_t e = cudaSuccess;
 
@@ -268,17 +267,13 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     struct kernel_context ctx = d->ctx;
     /* Loads on their way to registers take room in L1, and beside a block of a product an SM leaves it little: many rows, which
      * live on what is under way, wait until it is gone. */
-    enum { TRIAL_EVEN_EARLY = 16 }; /* blocks of equal shares: whether that is so for them */
-    if (w->f->decode_rows > CUDA_SKINNY_ROWS && !(ctx.trial & TRIAL_EVEN_EARLY)) ctx.pdl = false;
+    if (w->f->decode_rows > CUDA_SKINNY_ROWS) ctx.pdl = false;
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
-        b->partial,
-        b->partial_ml,
-        (uint32_t *)b->counters,
+        b->partial, b->partial_ml, (uint32_t *)b->counters,
         cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
-        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant,
-        CUDA_EVEN_PLACES};
+        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
     return paged_decode(&ctx, &a, &scratch);
 }
 

@@ -316,8 +316,7 @@ static void carve_activations(struct carver *c, const struct device_options *opt
     for (uint32_t i = 0; i < plan->stage_count; i++) {
         const struct stage_attn *a = &plan->stages[i].attn;
         if (plan->stages[i].kind != STAGE_ATTN) continue;
-        uint64_t n =
-            max_u64(split_rows(options, limits, b, a->kv_heads) * a->heads, CUDA_EVEN_PLACES * 8);
+        uint64_t n = split_rows(options, limits, b, a->kv_heads) * a->heads;
         partial = max_u64(partial, n * a->head_dim * sizeof(float));
         partial_ml = max_u64(partial_ml, n * 2 * sizeof(float));
         heads_max = max_u64(heads_max, a->heads);

@@ -34,9 +34,7 @@ enum {
     CUDA_BUCKETS_MAX = 24,
     CUDA_SKINNY_ROWS =
         16, /* steps of at most so many rows run the fused products (where the code is for sm_90) */
-    CUDA_MEDIUM_ROWS = 64, /* the same of the next kind (code for sm_90a) */
-    CUDA_EVEN_PLACES =
-        640, /* pieces of decode attention by equal shares: two for a block, two blocks an SM */
+    CUDA_MEDIUM_ROWS = 64,         /* the same of the next kind (code for sm_90a) */
     CUDA_SPLITS_MAX = 32,          /* parts of a sequence in decode attention */
     CUDA_STAGING_BYTES = 16 << 20, /* one of two */
     CUDA_TILE_PAIRS = 128,         /* rows of a prefill tile (kernels/attention.h) */
