@@ -9,6 +9,7 @@
 #include "bandwidth.h"
 #include "bench/cuda_bench_parts.h"
 #include "device/cuda/cuda_gemm.h"
+#include "device/cuda/cuda_layout.h"
 #include "kv_layout.h"
 #include "medium_gemm.h"
 #include "sample.h"
@@ -334,8 +335,15 @@ static cudaError_t prefill_body(void *arg, uint32_t i)
     return prefill_attention(j->b->ctx, &j->args, j->tiles, j->tile_count);
 }
 
-/* Positions, slots and tables of `rows` sequences of `context` tokens, blocks shuffled, `sets` times over. */
-static bool make_tables(struct attention_job *j, uint32_t rows, uint32_t context, char *at)
+/* Of a row: all alike, or mixed: from context / rows to context, in no order. */
+static uint32_t row_tokens(uint32_t rows, uint32_t context, bool mixed, uint32_t row)
+{
+    return mixed ? (uint32_t)((uint64_t)context * (row * 37 % rows + 1) / rows) : context;
+}
+
+/* Positions, slots and tables of `rows` sequences of up to `context` tokens, blocks shuffled, `sets` times over. */
+static bool make_tables(struct attention_job *j, uint32_t rows, uint32_t context, bool mixed,
+                        char *at)
 {
     uint32_t per_row = (context + 15) / 16, state = 99;
     uint64_t blocks = (uint64_t)rows * per_row * j->sets;
@@ -350,8 +358,10 @@ static bool make_tables(struct attention_job *j, uint32_t rows, uint32_t context
         int32_t kept = host[i - 1];
         host[i - 1] = host[k], host[k] = kept;
     }
-    for (uint32_t i = 0; i < rows; i++)
-        host[blocks + i] = (int32_t)context - 1, host[blocks + rows + i] = (int32_t)i;
+    for (uint32_t i = 0; i < rows; i++) {
+        host[blocks + i] = (int32_t)row_tokens(rows, context, mixed, i) - 1;
+        host[blocks + rows + i] = (int32_t)i;
+    }
     cudaMemcpy(at, host, (blocks + 2 * rows) * sizeof *host, cudaMemcpyHostToDevice);
     cudaDeviceSynchronize();
     free(host);
@@ -395,23 +405,25 @@ static void decode_ways(struct kernel_bench *b, const char *name, struct attenti
     }
 }
 
-static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context, uint32_t heads,
-                        uint32_t kv_heads, uint32_t D)
+static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context, bool mixed,
+                        uint32_t heads, uint32_t kv_heads, uint32_t D)
 {
     struct attention_job j = {.b = b, .args = attention_of(b, rows, heads, kv_heads, D)};
     uint64_t set = (uint64_t)rows * ((context + 15) / 16) * kv_block_elements(kv_heads, D) * 2;
-    uint32_t splits = rows <= 16 ? 32 : (2048 + rows * kv_heads - 1) / (rows * kv_heads);
+    struct device_options options = {0};
+    struct device_limits limits = {.context_tokens = context};
+    uint32_t splits = cuda_decode_splits(&options, &limits, rows, kv_heads);
+    uint64_t tokens = 0;
     char name[80];
     char *partial, *tables;
 
-    snprintf(name, sizeof name, "decode %ux%u heads %u/%u d %u", rows, context, heads, kv_heads, D);
+    snprintf(name, sizeof name, "decode %ux%u heads %u/%u d %u%s", rows, context, heads, kv_heads,
+             D, mixed ? " mixed lengths" : "");
     if (b->o->only && !strstr(name, b->o->only)) return;
     j.sets = (uint32_t)(2 * COLD_BYTES / set) + 1;
     if (j.sets > ITEMS_MAX) j.sets = ITEMS_MAX;
     while (j.sets > 1 && j.sets * set > b->pool_bytes)
         j.sets--;
-    if (splits > 32) splits = 32;
-    if (splits > (context + 127) / 128) splits = (context + 127) / 128;
     uint64_t partials = (uint64_t)rows * heads * splits;
     if (cudaMalloc((void **)&partial, partials * (D + 2) * 4 + rows * heads * 4 + 1024)) return;
     if (cudaMalloc((void **)&tables, (uint64_t)(j.sets + 1) * rows * ((context + 15) / 16 + 2) * 4))
@@ -420,8 +432,10 @@ static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context,
         (struct decode_scratch){(float *)partial, (float *)(partial + partials * D * 4),
                                 (uint32_t *)(partial + partials * (D + 2) * 4), splits, rows <= 16};
     cudaMemset(j.scratch.counters, 0, rows * heads * 4);
-    if (make_tables(&j, rows, context, tables))
-        decode_ways(b, name, &j, 4.0 * rows * context * kv_heads * D);
+    for (uint32_t i = 0; i < rows; i++)
+        tokens += row_tokens(rows, context, mixed, i);
+    if (make_tables(&j, rows, context, mixed, tables))
+        decode_ways(b, name, &j, 4.0 * (double)tokens * kv_heads * D);
     cudaFree(partial), cudaFree(tables);
 }
 
@@ -446,7 +460,7 @@ static void prefill_case(struct kernel_bench *b, uint32_t rows, uint32_t past, u
         !cudaMalloc((void **)&j.tiles, tiles * sizeof *host)) {
         cudaMemcpy(j.tiles, host, tiles * sizeof *host, cudaMemcpyHostToDevice);
         j.tile_count = tiles;
-        if (make_tables(&j, 1, rows + past, tables))
+        if (make_tables(&j, 1, rows + past, false, tables))
             report(b, name, bench_graph_us(b->ctx, prefill_body, &j, 4), 0,
                    4.0 * heads * D * ((double)rows * past + 0.5 * rows * rows));
         cudaFree(tables), cudaFree(j.tiles);
@@ -538,9 +552,10 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
                                          {8, 2048},  {16, 1024}, {64, 1024}, {64, 2048},
                                          {64, 4096}, {64, 8192}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        decode_case(&b, shapes[i][0], shapes[i][1], 32, 8, 128);
-    decode_case(&b, 1, 1024, 9, 3, 64);
-    decode_case(&b, 1, 8192, 28, 4, 128);
+        decode_case(&b, shapes[i][0], shapes[i][1], false, 32, 8, 128);
+    decode_case(&b, 48, 8192, true, 32, 8, 128);
+    decode_case(&b, 1, 1024, false, 9, 3, 64);
+    decode_case(&b, 1, 8192, false, 28, 4, 128);
     prefill_case(&b, 512, 0, 32, 8, 128);
     prefill_case(&b, 1024, 0, 32, 8, 128);
     prefill_case(&b, 2048, 0, 32, 8, 128);

@@ -35,7 +35,9 @@ enum {
     CUDA_SKINNY_ROWS =
         16, /* steps of at most so many rows run the fused products (where the code is for sm_90) */
     CUDA_MEDIUM_ROWS = 64,         /* the same of the next kind (code for sm_90a) */
-    CUDA_SPLITS_MAX = 32,          /* parts of a sequence in decode attention */
+    CUDA_SPLITS_MAX = 64,          /* parts of a sequence in decode attention */
+    CUDA_SPLITS_FEW = 16,          /* of few rows at least so many, as a context is long enough */
+    CUDA_PARTS_ONE = 128,          /* parts of one row over all KV heads */
     CUDA_STAGING_BYTES = 16 << 20, /* one of two */
     CUDA_TILE_PAIRS = 128,         /* rows of a prefill tile (kernels/attention.h) */
     CUDA_REFS = 16,
