@@ -35,16 +35,17 @@ struct attention_args {
 
 /* Scratch of paged_decode, shared by all layers. Counters are zero before the first launch and after each. */
 struct decode_scratch {
-    float *partial;     /* [rows, heads, splits_max, head_dim] */
-    float *partial_ml;  /* [rows, heads, splits_max, 2] running maximum (log2) and sum */
-    uint32_t *counters; /* [rows, heads] */
-    uint32_t splits_max;
-    bool few_rows; /* parts as small as help one sequence; else about 1,024 tokens */
+    float *partial;      /* [rows, heads, splits_max, head_dim] */
+    float *partial_ml;   /* [rows, heads, splits_max, 2] running maximum (log2) and sum */
+    uint32_t *counters;  /* [rows, heads] */
+    uint32_t splits_max; /* 1..64 */
+    bool few_rows; /* parts as small as help one sequence; else as large as keep the device busy */
 };
 
 bool paged_decode_fits(uint32_t head_dim);
-/* A row of n tokens is cut in at most splits_max parts of a multiple of 128 tokens, at absolute positions; how many depends
- * on n, splits_max and few_rows alone, so that a row's bits do not depend on who else is in the batch. */
+/* A row is cut in at most splits_max parts of a multiple of 128 tokens, from the first group of 32 tokens that it sees. With few_rows how
+ * depends on its number of tokens and splits_max alone, so that a row's bits do not depend on who else is in the batch; else on the
+ * tokens of all rows. */
 cudaError_t paged_decode(const struct kernel_context *ctx, const struct attention_args *args,
                          const struct decode_scratch *scratch);
 

@@ -339,8 +339,15 @@ static cudaError_t prefill_body(void *arg, uint32_t i)
     return prefill_attention(j->b->ctx, &j->args, j->tiles, j->tile_count);
 }
 
-/* Positions, slots and tables of `rows` sequences of `context` tokens, blocks shuffled, `sets` times over. */
-static bool make_tables(struct attention_job *j, uint32_t rows, uint32_t context, char *at)
+/* Of a row: all alike, or mixed: from context / rows to context, in no order. */
+static uint32_t row_tokens(uint32_t rows, uint32_t context, bool mixed, uint32_t row)
+{
+    return mixed ? (uint32_t)((uint64_t)context * (row * 37 % rows + 1) / rows) : context;
+}
+
+/* Positions, slots and tables of `rows` sequences of up to `context` tokens, blocks shuffled, `sets` times over. */
+static bool make_tables(struct attention_job *j, uint32_t rows, uint32_t context, bool mixed,
+                        char *at)
 {
     uint32_t per_row = (context + 15) / 16, state = 99;
     uint64_t blocks = (uint64_t)rows * per_row * j->sets;
@@ -355,8 +362,10 @@ static bool make_tables(struct attention_job *j, uint32_t rows, uint32_t context
         int32_t kept = host[i - 1];
         host[i - 1] = host[k], host[k] = kept;
     }
-    for (uint32_t i = 0; i < rows; i++)
-        host[blocks + i] = (int32_t)context - 1, host[blocks + rows + i] = (int32_t)i;
+    for (uint32_t i = 0; i < rows; i++) {
+        host[blocks + i] = (int32_t)row_tokens(rows, context, mixed, i) - 1;
+        host[blocks + rows + i] = (int32_t)i;
+    }
     cudaMemcpy(at, host, (blocks + 2 * rows) * sizeof *host, cudaMemcpyHostToDevice);
     cudaDeviceSynchronize();
     free(host);
@@ -403,26 +412,30 @@ static char *make_scratch(struct attention_job *j, uint32_t rows, uint32_t conte
     return at;
 }
 
-static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context, uint32_t heads,
-                        uint32_t kv_heads, uint32_t D)
+static void decode_case(struct kernel_bench *b, uint32_t rows, uint32_t context, bool mixed,
+                        uint32_t heads, uint32_t kv_heads, uint32_t D)
 {
     struct attention_job j = {.b = b, .args = attention_of(b, rows, heads, kv_heads, D)};
     uint64_t set = (uint64_t)rows * ((context + 15) / 16) * kv_block_elements(kv_heads, D) * 2;
+    uint64_t tokens = 0;
     char name[80], *scratch, *tables = NULL;
 
-    snprintf(name, sizeof name, "decode %ux%u heads %u/%u d %u", rows, context, heads, kv_heads, D);
+    snprintf(name, sizeof name, "decode %ux%u heads %u/%u d %u%s", rows, context, heads, kv_heads,
+             D, mixed ? " mixed lengths" : "");
     if (!wanted(b, name)) return;
     j.sets = (uint32_t)(2 * COLD_BYTES / set) + 1;
     if (j.sets > ITEMS_MAX) j.sets = ITEMS_MAX;
     while (j.sets > 1 && j.sets * set > b->pool_bytes)
         j.sets--;
+    for (uint32_t i = 0; i < rows; i++)
+        tokens += row_tokens(rows, context, mixed, i);
     scratch = make_scratch(&j, rows, context);
     if (scratch &&
         !cudaMalloc((void **)&tables,
                     (uint64_t)(j.sets + 1) * rows * ((context + 15) / 16 + 2) * 4) &&
-        make_tables(&j, rows, context, tables))
+        make_tables(&j, rows, context, mixed, tables))
         report_ways(b, name, (struct bench_way){decode_body, &j, -1}, NULL, "",
-                    j.sets < 8 ? 8 : j.sets, 4.0 * rows * context * kv_heads * D);
+                    j.sets < 8 ? 8 : j.sets, 4.0 * (double)tokens * kv_heads * D);
     else
         fprintf(stderr, "%s: no memory\n", name);
     cudaFree(scratch), cudaFree(tables);
@@ -449,7 +462,7 @@ static void prefill_case(struct kernel_bench *b, uint32_t rows, uint32_t past, u
         !cudaMalloc((void **)&j.tiles, tiles * sizeof *host)) {
         cudaMemcpy(j.tiles, host, tiles * sizeof *host, cudaMemcpyHostToDevice);
         j.tile_count = tiles;
-        if (make_tables(&j, 1, rows + past, tables))
+        if (make_tables(&j, 1, rows + past, false, tables))
             report(b, name, bench_graph_us(b->ctx, prefill_body, &j, 4), 0,
                    4.0 * heads * D * ((double)rows * past + 0.5 * rows * rows));
         cudaFree(tables), cudaFree(j.tiles);
@@ -472,8 +485,9 @@ static void attention_cases(struct kernel_bench *b)
                     {2048, 0, 28, 4, 128},    {2048, 0, 9, 3, 64},   {2048, 2048, 16, 8, 256}};
 
     for (size_t i = 0; i < sizeof decodes / sizeof *decodes; i++)
-        decode_case(b, decodes[i].rows, decodes[i].context, decodes[i].heads, decodes[i].kv_heads,
-                    decodes[i].D);
+        decode_case(b, decodes[i].rows, decodes[i].context, false, decodes[i].heads,
+                    decodes[i].kv_heads, decodes[i].D);
+    decode_case(b, 48, 8192, true, 32, 8, 128);
     for (size_t i = 0; i < sizeof prefills / sizeof *prefills; i++)
         prefill_case(b, prefills[i].rows, prefills[i].past, prefills[i].heads, prefills[i].kv_heads,
                      prefills[i].D);

@@ -265,6 +265,69 @@ TEST(general_attention_equals_float64_for_every_head_size)
                     d == 4 ? 3 : 0, true);
 }
 
+/* --- more parts than a device runs at once --- */
+
+static void many_case(enum kernel_type type, const uint32_t *heads, uint32_t dim, uint32_t window,
+                      float softcap, uint32_t longest, uint32_t splits)
+{
+    enum { ROWS = 45 };
+    int32_t positions[ROWS], row_slots[ROWS];
+    uint32_t lengths[ROWS];
+    NEED_GPU(type);
+
+    for (int i = 0; i < ROWS; i++) {
+        positions[i] = i % 9 == 4 ? -1 : (int32_t)test_rand_below(i % 5 ? 90 : 700);
+        if (i == 32) positions[i] = (int32_t)longest;
+        row_slots[i] = (i * 7 + 3) % ROWS;
+        lengths[row_slots[i]] = positions[i] < 0 ? 1 : (uint32_t)positions[i] + 1;
+    }
+    struct setup s = {.rows = ROWS,
+                      .heads = heads[0],
+                      .kv_heads = heads[1],
+                      .dim = dim,
+                      .window = window,
+                      .slots = ROWS,
+                      .softcap = softcap,
+                      .positions = positions,
+                      .row_slots = row_slots};
+    make(&s, type, lengths);
+    struct attention_args a = upload(&s);
+    size_t bytes = (size_t)ROWS * heads[0] * dim * 2;
+    struct decode_scratch scratch = {gpu_poisoned((size_t)ROWS * heads[0] * splits * dim * 4),
+                                     gpu_poisoned((size_t)ROWS * heads[0] * splits * 8),
+                                     gpu_zeroed((size_t)ROWS * heads[0] * 4), splits, splits > 16};
+    uint16_t *first = malloc(bytes), *again = malloc(bytes);
+
+    EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
+    check(&s, &ctx, a.out, "many rows");
+    gpu_download(&ctx, a.out, first, bytes);
+    for (int i = 0; i < 3; i++) {
+        EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
+        gpu_download(&ctx, a.out, again, bytes);
+        EXPECT_TRUE(memcmp(first, again, bytes) == 0);
+    }
+    free(first), free(again);
+    drop(&s);
+    gpu_end(&ctx);
+}
+
+TEST(paged_decode_of_many_rows_equals_float64)
+{
+    static const uint32_t heads[][2] = {{4, 1}, {8, 2}, {9, 3}, {24, 2}};
+    static const uint32_t dims[] = {128, 64, 80, 96};
+
+    for (uint32_t d = 0; d < 4; d++)
+        for (uint32_t h = 0; h < 4; h++)
+            many_case((h + d) % 3 ? KERNEL_BF16 : KERNEL_F16, heads[h], dims[d], 0, 0,
+                      h == 0 ? 9000 : 1300,
+                      h == 1   ? 1
+                      : h == 2 ? 32
+                               : 4);
+    many_case(KERNEL_BF16, heads[1], 128, 100, 0, 1300, 4);
+    many_case(KERNEL_BF16, heads[1], 64, 17, 0, 1300, 32);
+    many_case(KERNEL_F16, heads[2], 96, 0, 5, 1300, 4);
+}
+
 /* --- chunks --- */
 
 struct chunk {

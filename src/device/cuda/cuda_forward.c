@@ -299,17 +299,13 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     if (w->f->has_chunks && !tiled) return attention_general(&d->ctx, &a);
     if (w->f->tile_count) e = prefill_attention(&d->ctx, &a, w->f->tiles, w->f->tile_count);
     if (e || !w->f->decode_rows) return e;
-    struct kernel_context ctx = d->ctx;
-    /* Loads on their way to registers take room in L1, and beside a block of a product an SM leaves it little: many rows, which
-     * live on what is under way, wait until it is gone. */
-    if (w->f->decode_rows > CUDA_SKINNY_ROWS) ctx.pdl = false;
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
     struct decode_scratch scratch = {
         b->partial, b->partial_ml, (uint32_t *)b->counters,
         cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
         w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
-    return paged_decode(&ctx, &a, &scratch);
+    return paged_decode(&d->ctx, &a, &scratch);
 }
 
 /* To the residual stream; by the library, or with a norm behind it, only to delta. */

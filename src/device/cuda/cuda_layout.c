@@ -64,6 +64,11 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
@@ -293,13 +298,19 @@ static void carve_stage(struct carver *c, const struct plan *plan, const struct 
 uint32_t cuda_decode_splits(const struct device_options *options,
                             const struct device_limits *limits, uint32_t rows, uint32_t kv_heads)
 {
-    uint32_t useful = (limits->context_tokens + 127) / 128, splits = CUDA_SPLITS_MAX;
+    uint32_t useful, splits;
 
-    /* Few rows: as many parts as help one sequence. Many: the rows fill the device, parts only even it out. */
-    if (rows > CUDA_SKINNY_ROWS && !options->batch_invariant) {
+    /* Few rows: so many parts that one sequence has all SMs, each with one; at least what a kernel for one row counts on
+     * (decode_chain.h). Many: the rows fill the device, parts only even it out. Useful: what kernels/paged_decode.cuh cuts the longest
+     * sequence into: every part more than a row has is a block that comes and goes. */
+    if (rows <= CUDA_SKINNY_ROWS || options->batch_invariant) {
+        useful = (limits->context_tokens + 127) / 128;
+        splits = max_u32(CUDA_SPLITS_FEW, CUDA_PARTS_ONE / kv_heads);
+    } else {
+        useful = max_u32(1, (limits->context_tokens + 543) / 1024);
         splits = (2048 + rows * kv_heads - 1) / (rows * kv_heads);
-        if (splits > CUDA_SPLITS_MAX) splits = CUDA_SPLITS_MAX;
     }
+    if (splits > CUDA_SPLITS_MAX) splits = CUDA_SPLITS_MAX;
     return min_u32(splits, useful);
 }
 

@@ -35,7 +35,9 @@ enum {
     /* steps of at most so many rows run the fused products, and those of the next kind (code for sm_90a) */
     CUDA_SKINNY_ROWS = 16,
     CUDA_MEDIUM_ROWS = 64,
-    CUDA_SPLITS_MAX = 32,          /* parts of a sequence in decode attention */
+    CUDA_SPLITS_MAX = 64,          /* parts of a sequence in decode attention */
+    CUDA_SPLITS_FEW = 16,          /* of few rows at least so many, as a context is long enough */
+    CUDA_PARTS_ONE = 128,          /* parts of one row over all KV heads */
     CUDA_STAGING_BYTES = 16 << 20, /* one of two */
 };
 
