@@ -156,8 +156,10 @@ def test_prompts_that_are_no_text():
 
 
 def test_an_interrupt_ends_a_run_that_loads():
-    """Ctrl-C ends an answer, but before there is one it ends the program."""
-    process = subprocess.Popen([str(binary()), "run", str(model_path()), "hi"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    """Ctrl-C ends an answer, but before there is one it ends the program (also where the tests run in the background of a shell, which
+    has its jobs ignore SIGINT)."""
+    process = subprocess.Popen([str(binary()), "run", str(model_path()), "hi"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         while model_path().name not in open(f"/proc/{process.pid}/maps").read():
             assert process.poll() is None

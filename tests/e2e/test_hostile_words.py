@@ -41,7 +41,7 @@ def copy(tmp_path_factory):
 def run(*args):
     done = subprocess.run([str(binary()), *map(str, args)], capture_output=True, timeout=120, stdin=subprocess.DEVNULL)
     assert done.returncode in (0, 1), (args, done)
-    said = (done.stdout + done.stderr).decode()  # all of it is UTF-8
+    said = (done.stderr if args[0] == "run" else done.stdout + done.stderr).decode()  # all of it is UTF-8; what a model answers is its own
     assert not CONTROL.search(said), (args, repr(CONTROL.search(said)), repr(said[max(0, CONTROL.search(said).start() - 40):][:80]))
     return said
 
