@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
     int k_block = 0, v_block = 0;
     uint4 k[4][KJ], v[VN];
     const auto next_blocks = [&](int g) {
-        k_block = table[seen((g * 32 + (r >> 1) * 8) / KV_BLOCK_TOKENS)];
-        v_block = table[seen((g * 32 + q * 8) / KV_BLOCK_TOKENS)];
+        k_block = state_at(table + seen((g * 32 + (r >> 1) * 8) / KV_BLOCK_TOKENS));
+        v_block = state_at(table + seen((g * 32 + q * 8) / KV_BLOCK_TOKENS));
     };
     const auto load_group = [&]() {
         constexpr uint64_t RECORD = 2ull * KV_BLOCK_TOKENS * D;

@@ -14,7 +14,8 @@
 namespace
 {
 
-constexpr int WARPS = 4, GROUP_TOKENS = 32, LEAST = 32; /* groups that are worth a block of many */
+constexpr int WARPS = 4, GROUP_TOKENS = 32;
+constexpr int LEAST = 32; /* groups that are worth a block, of many rows */
 constexpr float LOG2E = 1.4426950408889634f, MASKED = -1e30f;
 
 template <int D> struct decode {
@@ -49,46 +50,66 @@ __device__ __forceinline__ span span_of(const attention_args &a, int pos)
     return {lo, lo / GROUP_TOKENS, pos / GROUP_TOKENS - lo / GROUP_TOKENS + 1};
 }
 
-/* Groups that a part shall have. Few rows: as few as all warps have one of, which is what helps one sequence. Many rows of about the
- * same length: so many that each of the places for blocks has two parts, the fewer ends the better. Of different lengths: no more
- * than are worth a block, so that nobody has much to do when the others have ended. All lanes of a warp. */
-__device__ __forceinline__ int aim_of(const attention_args &a, const decode_scratch &scratch,
-                                      uint32_t pairs, uint32_t places)
+/* What the step's state says: past L1, for it is read before pdl_wait(), and a launch with programmatic dependence need not empty L1 of
+ * what a kernel of the step before has left there. */
+__device__ __forceinline__ int state_at(const int32_t *p)
 {
-    uint32_t rows = 0, groups = 0, longest = 0;
-
-    if (scratch.few_rows) return WARPS;
-    for (uint32_t z = threadIdx.x & 31; z < a.rows; z += 32) {
-        const int pos = a.positions[a.row_list ? a.row_list[z] : z];
-        if (pos < 0) continue;
-        const uint32_t n = span_of(a, pos).groups;
-        rows++, groups += n, longest = max(longest, n);
-    }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        rows += __shfl_xor_sync(~0u, rows, o), groups += __shfl_xor_sync(~0u, groups, o);
-        longest = max(longest, __shfl_xor_sync(~0u, longest, o));
-    }
-    if (longest * rows > groups + groups / 4) return LEAST;
-    return (int)max((uint32_t)LEAST, groups * pairs / (2 * places));
+    return __ldcg(p);
+}
+__device__ __forceinline__ int row_of(const attention_args &a, int z)
+{
+    return a.row_list ? state_at(a.row_list + z) : z;
 }
 
-/* Part `split` of pair `pair` of the row in place z; false: there is none. All lanes of a warp. Positions, slots and tables are those of
- * the step, written before the first kernel of the chain began, so this may be asked before pdl_wait(). */
+/* Of the rows of all lanes, or of one lane's. */
+struct load {
+    uint32_t rows, groups, longest;
+};
+__device__ __forceinline__ load load_of_lane(const attention_args &a)
+{
+    load l = {};
+
+    for (uint32_t z = threadIdx.x & 31; z < a.rows; z += 32) {
+        const int pos = state_at(a.positions + row_of(a, (int)z));
+        if (pos < 0) continue;
+        const uint32_t n = span_of(a, pos).groups;
+        l.rows++, l.groups += n, l.longest = max(l.longest, n);
+    }
+    return l;
+}
+
+/* Groups that a part of one of many rows shall have. Rows of about the same length: so many that each of the places for blocks has two
+ * parts, the fewer ends the better. Of different lengths: no more than are worth a block, so that nobody has much to do when the
+ * others have ended. All lanes of a warp. */
+__device__ __forceinline__ int aim_of(load l, uint32_t pairs, uint32_t places)
+{
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+        l.rows += __shfl_xor_sync(~0u, l.rows, o), l.groups += __shfl_xor_sync(~0u, l.groups, o);
+        l.longest = max(l.longest, __shfl_xor_sync(~0u, l.longest, o));
+    }
+    if (l.longest * l.rows > l.groups + l.groups / 4) return LEAST;
+    return (int)max((uint32_t)LEAST, l.groups * pairs / (2 * places));
+}
+
+/* Part `split` of pair `pair` of the row in place z; false: there is none. All lanes of a warp. Positions, slots and tables were written
+ * before the first kernel of the chain began, so this may be asked before pdl_wait(). */
 __device__ __forceinline__ bool part_at(const attention_args &a, const decode_scratch &scratch,
                                         uint32_t places, int split, int pair, int z, part &p)
 {
     const int group = a.heads / a.kv_heads, parts = (group + 7) / 8;
+    load l = {};
 
     p.split = split, p.z = z;
-    p.row = a.row_list ? a.row_list[z] : z;
-    p.pos = a.positions[p.row];
-    p.slot = a.slots[p.row];
+    p.row = row_of(a, z);
+    p.pos = state_at(a.positions + p.row);
+    p.slot = state_at(a.slots + p.row);
+    if (!scratch.few_rows) l = load_of_lane(a); /* asked for together with the row's own */
     if (p.pos < 0) return false;
     const span seen = span_of(a, p.pos);
-    /* Whatever a part shall have, this is one: most blocks of short rows need not look at the others. */
     if (!scratch.few_rows && split && seen.groups < LEAST + LEAST / 2) return false;
-    const int aim = aim_of(a, scratch, parts * a.kv_heads, places),
+    /* Few rows: as few as all warps have one of, which is what helps one sequence. */
+    const int aim = scratch.few_rows ? WARPS : aim_of(l, parts * a.kv_heads, places),
               round = scratch.few_rows ? aim - 1 : aim / 2,
               splits = max(1, min((int)scratch.splits_max, (seen.groups + round) / aim)),
               per = ((seen.groups + splits - 1) / splits + WARPS - 1) / WARPS * WARPS;

@@ -88,7 +88,7 @@ template <int D, int SLOTS> struct stream {
     }
     __device__ __forceinline__ void seek()
     {
-        if (ready() && copies()) block = table[2 * g + of_two];
+        if (ready() && copies()) block = state_at(table + 2 * g + of_two);
     }
     __device__ __forceinline__ void fetch()
     {
