@@ -277,8 +277,8 @@ __device__ __forceinline__ extras fetch_extras(const params &p, uint32_t m, uint
     if (p.epilogue == SKINNY_QKV) {
         const struct skinny_qkv &a = p.qkv;
         const uint32_t e = n % a.head_dim;
-        const int32_t pos = a.positions[m];
-        x.slot = a.kv_slots[m];
+        const int32_t pos = __ldcg(a.positions + m);
+        x.slot = __ldcg(a.kv_slots + m);
         if (n < (a.heads + a.kv_heads) * a.head_dim && e < a.rope_dim && pos >= 0)
             x.turn = a.rope[(uint64_t)pos * (a.rope_dim / 2) + e / 2];
     }

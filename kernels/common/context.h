@@ -6,7 +6,8 @@
  * Chains of launches run under programmatic dependent launch (pdl): a kernel may start while its predecessor ends. Each
  * kernel here therefore (1) sets up what depends on nobody, (2) lets its successor start (pdl_trigger), (3) waits for its
  * predecessor (pdl_wait) before the first dependent read and before any global write. Every block waits, also one with no
- * work: the chain is transitive only so. */
+ * work: the chain is transitive only so. What changes from step to step and is there before the chain begins (positions, slots,
+ * tables) may be read before pdl_wait(), but past L1 (__ldcg): such a launch need not empty it of what a step before left there. */
 #pragma once
 
 #include <cuda_runtime_api.h>
