@@ -566,7 +566,7 @@ def test_api_keys(start):
         assert (responses[-1].WhichOneof("body") == "done") == ok
         if not ok:
             assert (responses[0].error.status, responses[0].error.code) == (401, "invalid_api_key")
-            assert "request refused" in daemon.log_text() and "code=invalid_api_key" in daemon.log_text()
+            until(lambda: "request refused" in daemon.log_text() and "code=invalid_api_key" in daemon.log_text(), "the log tells")
             assert c.ask(tokenize=pb.Tokenize(prompt=b"a")).error.status == 401
             assert c.ask(load_report=pb.LoadReportQuery()).error.status == 401
         assert c.ask(health=pb.HealthQuery()).health.state == pb.Health.READY  # as /health: open
