@@ -41,7 +41,8 @@ stage() {
     [ -z "${GPU_SESSION_BASE:-}" ] || strip -o "$pack/bin/cuda-bench-base" "$GPU_SESSION_BASE"
     for lib in $(libraries_of "$pack"/bin/*); do cp -L "$lib" "$pack/lib/"; done
     cp -r configs/models "$pack/models"
-    cp tests/golden/models/llama_plain-f16/tokenizer.json "$pack/models/Llama-3-8B/"
+    cp tests/golden/models/llama_plain-f16/tokenizer.json "$pack/models/Llama-3-8B/" # a small one: its end is another
+    sed -i 's/"eos_token_id": [0-9]*/"eos_token_id": 2/' "$pack/models/Llama-3-8B/config.json"
     cp -r tests/golden/models "$pack/golden/"
     [ -z "${GPU_SESSION_GOLDEN:-}" ] || cp -rn "$GPU_SESSION_GOLDEN/models" "$pack/golden/"
     echo "$repo" > "$pack/source_dir" # tests look for golden files where they were built
@@ -190,7 +191,7 @@ waits.sort()
 print("TTFT over HTTP, 1k prompt, idle: P50 %.1f ms, %.1f..%.1f" % (waits[10], waits[0], waits[-1]))
 '
 serve_and_ask() {
-    bin/inferd serve models/Llama-3-8B --load-format dummy --port 18080 > serve.log 2>&1 &
+    bin/inferd serve models/Llama-3-8B --served-model-name m --load-format dummy --port 18080 > serve.log 2>&1 &
     local daemon=$! i rc=1
     for i in $(seq 200); do grep -q ' ready ' serve.log && break; sleep 0.1; done
     grep -o 'ready.*load_ms=[0-9]*' serve.log && python3 -c "$ask" 18080 && rc=0
