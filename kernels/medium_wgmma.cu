@@ -212,12 +212,9 @@ __device__ __forceinline__ void send_sums(const params &p, const run &r, const f
     if (group * GROUP >= p.M) return;
 #pragma unroll
     for (int f = 0; f < WN / 8; f++)
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0],"
-                     " {%1,%2,%3,%4}, [%5];" ::"r"(to + f * 512),
-                     "r"(__float_as_uint(c[f * 4])), "r"(__float_as_uint(c[f * 4 + 1])),
-                     "r"(__float_as_uint(c[f * 4 + 2])), "r"(__float_as_uint(c[f * 4 + 3])),
-                     "r"(bar)
-                     : "memory");
+        send16(to + f * 512, bar,
+               make_uint4(__float_as_uint(c[f * 4]), __float_as_uint(c[f * 4 + 1]),
+                          __float_as_uint(c[f * 4 + 2]), __float_as_uint(c[f * 4 + 3])));
 }
 
 /* The groups that are this block's, the fours of each dealt to all warps. `squares`: [WARPS][GROUP]. */

@@ -9,8 +9,9 @@
  * L2       Evict first: pages are read once, and 17 MB of them under way push each other out of L2 otherwise (64 x 8k: 565 us
  *          for 485).
  * Floor    4*D*(tokens)*(kv heads) bytes: memory-bound (group / 1 flop per byte).
- * Measured H200, November 2026, 32/8 heads, D 128, cold, by `bench kernels` (read 4,540 GB/s): 64 x 8k 485 us, 0.97 of the run's
- *          read rate; 64 x 4k 243, 0.97; 64 x 2k 124, 0.95; 64 x 1k 68, 0.86; 8 x 2k 26; 1 x 8k 12.0, 1 x 32k 35.4. Pages to
+ * Measured H200, November 2026, 32/8 heads, D 128, cold, by `bench kernels` (read 4,540 GB/s): 64 x 8k 484 us, 0.98 of the run's
+ *          read rate; 64 x 4k 244, 0.97; 64 x 2k 124, 0.95; 64 x 1k 65, 0.92 (68 where a context limit above some 1,500 tokens makes
+ *          blocks without work); 8 x 2k 26 to 29; 1 x 8k 12.0 to 14.2, 1 x 32k 35.4 to 38.0, by the card. Pages to
  *          registers (paged_decode.cu): 496, 257, 134, 68; 31; 14.7, 39.6.
  *          Three blocks on an SM, one for all of an SM with many rows, blocks that take part after part with the next one's pages
  *          under way: slower, all of them.

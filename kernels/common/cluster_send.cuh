@@ -29,12 +29,17 @@ __device__ __forceinline__ void cluster_send8(uint32_t dst, uint32_t bar, uint32
         "r"(a), "r"(b), "r"(cluster_map(bar, rank))
         : "memory");
 }
-__device__ __forceinline__ void cluster_send16(uint32_t dst, uint32_t bar, uint32_t rank, uint4 v)
+/* 16 bytes to `to` of another block, which its barrier `bar` counts: both as cluster_map() gives them. */
+__device__ __forceinline__ void send16(uint32_t to, uint32_t bar, uint4 v)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0],"
-                 " {%1,%2,%3,%4}, [%5];" ::"r"(cluster_map(dst, rank)),
-                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(cluster_map(bar, rank))
+                 " {%1,%2,%3,%4}, [%5];" ::"r"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
                  : "memory");
+}
+__device__ __forceinline__ void cluster_send16(uint32_t dst, uint32_t bar, uint32_t rank, uint4 v)
+{
+    send16(cluster_map(dst, rank), cluster_map(bar, rank), v);
 }
 __device__ __forceinline__ void mbarrier_arrive_many(uint64_t *bar, uint32_t arrivals)
 {

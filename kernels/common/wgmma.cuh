@@ -90,8 +90,6 @@ __device__ __forceinline__ void wgmma_rs(float (&c)[N / 2], const uint32_t *a, u
 #define WGMMA_8(c, i)  WGMMA_4(c, i), WGMMA_4(c, i + 4)
 #define WGMMA_32(c, i) WGMMA_16(c, i), WGMMA_16(c, i + 16)
 #define WGMMA_LIST_32  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define WGMMA_LIST_48 \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
 #define WGMMA_LIST_64                                                                        \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
     "%24,%25,%26,%27,%28,%29,%30,%31"
@@ -161,8 +159,6 @@ WGMMA_SS(__nv_bfloat16, "bf16", 104, "%52", "%53", "%54", WGMMA_32(c, 0), WGMMA_
 WGMMA_SS(__half, "f16", 104, "%52", "%53", "%54", WGMMA_32(c, 0), WGMMA_16(c, 32), WGMMA_4(c, 48))
 WGMMA_SS(__nv_bfloat16, "bf16", 80, "%40", "%41", "%42", WGMMA_32(c, 0), WGMMA_8(c, 32))
 WGMMA_SS(__half, "f16", 80, "%40", "%41", "%42", WGMMA_32(c, 0), WGMMA_8(c, 32))
-WGMMA_SS(__nv_bfloat16, "bf16", 96, "%48", "%49", "%50", WGMMA_32(c, 0), WGMMA_16(c, 32))
-WGMMA_SS(__half, "f16", 96, "%48", "%49", "%50", WGMMA_32(c, 0), WGMMA_16(c, 32))
 WGMMA_SS(__nv_bfloat16, "bf16", 112, "%56", "%57", "%58", WGMMA_32(c, 0), WGMMA_16(c, 32),
          WGMMA_8(c, 48))
 WGMMA_SS(__half, "f16", 112, "%56", "%57", "%58", WGMMA_32(c, 0), WGMMA_16(c, 32), WGMMA_8(c, 48))
