@@ -84,6 +84,17 @@ int64_t *golden_tensor_i64(const char *path, const char *name, size_t *count)
     return values;
 }
 
+int32_t *golden_ids(const char *path, const char *name, size_t *count)
+{
+    int64_t *wide = golden_tensor_i64(path, name, count);
+    int32_t *ids = malloc((*count + 1) * sizeof *ids);
+
+    for (size_t i = 0; i < *count; i++)
+        ids[i] = (int32_t)wide[i];
+    free(wide);
+    return ids;
+}
+
 /* --- .npy: magic, version, header length, a Python dict as text, data --- */
 
 static void parse_header(const char *path, const char *header, struct npy *out)

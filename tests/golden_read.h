@@ -11,6 +11,8 @@
 /* A tensor as floats (F32, F16, BF16, F8), and as 64-bit integers (any integer type). */
 float *golden_tensor(const char *path, const char *name, size_t *count);
 int64_t *golden_tensor_i64(const char *path, const char *name, size_t *count);
+/* The same of integers that are token ids, with room for one more. */
+int32_t *golden_ids(const char *path, const char *name, size_t *count);
 /* Whether the tensor is there. */
 int golden_has(const char *path, const char *name);
 

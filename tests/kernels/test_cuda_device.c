@@ -30,17 +30,6 @@ static bool have_gpu(void)
     return true;
 }
 
-static int32_t *read_ids(const char *path, const char *name, size_t *count)
-{
-    int64_t *wide = golden_tensor_i64(path, name, count);
-    int32_t *ids = malloc((*count + 1) * sizeof *ids);
-
-    for (size_t i = 0; i < *count; i++)
-        ids[i] = (int32_t)wide[i];
-    free(wide);
-    return ids;
-}
-
 struct distance {
     double worst, square, native_worst, native_square;
     size_t n;
@@ -55,7 +44,7 @@ static void compare_seq(const char *expected, const char *name, const float *got
     size_t positions, n;
 
     snprintf(field, sizeof field, "%s.positions", name);
-    int32_t *at = read_ids(expected, field, &positions);
+    int32_t *at = golden_ids(expected, field, &positions);
     snprintf(field, sizeof field, "%s.logits", name);
     float *want = golden_tensor(expected, field, &n), *native = NULL, *margin;
     snprintf(field, sizeof field, "%s.logits_native", name);
@@ -75,7 +64,7 @@ static void compare_seq(const char *expected, const char *name, const float *got
     snprintf(field, sizeof field, "%s.margin", name);
     margin = golden_tensor(expected, field, &n);
     snprintf(field, sizeof field, "%s.argmax", name);
-    int32_t *best = read_ids(expected, field, &n);
+    int32_t *best = golden_ids(expected, field, &n);
     for (size_t p = 0; p < n; p++) {
         uint32_t top = 0;
         if ((double)margin[p] <= d->margin) continue;
@@ -111,7 +100,7 @@ static void check_model(const char *model, enum dtype type, uint32_t chunk, doub
             snprintf(name, sizeof name, "%s.%u", kind ? "batch" : "seq", k);
             snprintf(field, sizeof field, "%s.ids", name);
             if (!golden_has(expected, field)) break;
-            int32_t *ids = read_ids(expected, field, &count);
+            int32_t *ids = golden_ids(expected, field, &count);
             float *logits = malloc(count * h.plan->vocab_rows * sizeof *logits);
             struct harness_seq seq = {ids, (uint32_t)count, 0, logits};
             harness_run(&h, &seq, 1, (struct harness_cut){.chunk_max = chunk, .random = chunk > 1});

@@ -3,56 +3,20 @@
  * Method: 20 prompts x 64 tokens (golden/smollm2) teacher-forced, once with the prompt in chunks and once token by token
  * (the products of few rows): the likeliest token is the reference's wherever its margin exceeds 0.1 (in
  * bf16, whose products are eight times as coarse, but for 3 of 1,224). Skipped by name where
- * there is no GPU or the file (INFERD_SMOLLM2) is not found. */
-#include <jansson.h>
+ * there is no GPU or the file is not found. */
 #include <math.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "model_harness.h"
+#include "smollm2.h"
 #include "test.h"
 
 enum { TOKENS_MAX = 2048, TOGETHER = 10 };
-
-static json_t *read_xz(const char *relative)
-{
-    char command[4200];
-    const char *path = test_golden(relative);
-    FILE *pipe;
-    json_t *root;
-
-    if (!path) return NULL;
-    snprintf(command, sizeof command, "xz -dc '%s'", path);
-    pipe = popen(command, "r");
-    root = pipe ? json_loadf(pipe, 0, NULL) : NULL;
-    if (pipe) pclose(pipe);
-    return root;
-}
-
-static uint32_t read_tokens(const json_t *array, int32_t *out)
-{
-    size_t i;
-    json_t *v;
-
-    json_array_foreach(array, i, v) out[i] = (int32_t)json_integer_value(v);
-    return (uint32_t)json_array_size(array);
-}
 
 struct tally {
     uint32_t compared, wrong;
     double worst_logprob;
 };
-
-static double log_total(const float *row, uint32_t n)
-{
-    double top = -INFINITY, sum = 0;
-
-    for (uint32_t i = 0; i < n; i++)
-        if ((double)row[i] > top) top = (double)row[i];
-    for (uint32_t i = 0; i < n; i++)
-        sum += exp((double)row[i] - top);
-    return top + log(sum);
-}
 
 static void check(const json_t *item, const float *logits, const int32_t *want, uint32_t steps,
                   uint32_t vocab, struct tally *t)
@@ -62,17 +26,14 @@ static void check(const json_t *item, const float *logits, const int32_t *want, 
         const json_t *ids = json_array_get(json_object_get(item, "top_ids"), i);
         const json_t *logprobs = json_array_get(json_object_get(item, "top_logprobs"), i);
         double total = log_total(row, vocab);
-        uint32_t best = 0;
         for (size_t k = 0; k < json_array_size(ids); k++) {
             double got = (double)row[json_integer_value(json_array_get(ids, k))] - total;
             t->worst_logprob =
                 fmax(t->worst_logprob, fabs(got - json_number_value(json_array_get(logprobs, k))));
         }
         if (json_number_value(json_array_get(json_object_get(item, "margin"), i)) <= 0.1) continue;
-        for (uint32_t v = 1; v < vocab; v++)
-            if (row[v] > row[best]) best = v;
         t->compared++;
-        t->wrong += best != (uint32_t)want[i];
+        t->wrong += argmax(row, vocab) != (uint32_t)want[i];
     }
 }
 
@@ -86,8 +47,10 @@ static void run(struct harness *h, const json_t *list, uint32_t chunk, uint32_t 
     for (uint32_t first = 0; first + TOGETHER <= json_array_size(list); first += TOGETHER) {
         for (uint32_t i = 0; i < TOGETHER; i++) {
             const json_t *item = json_array_get(list, first + i);
-            prompts[i] = read_tokens(json_object_get(item, "prompt_ids"), tokens[i]);
-            steps[i] = read_tokens(json_object_get(item, "greedy_ids"), tokens[i] + prompts[i]);
+            prompts[i] =
+                smollm2_ids(json_object_get(item, "prompt_ids"), tokens[i], TOKENS_MAX / 2);
+            steps[i] = smollm2_ids(json_object_get(item, "greedy_ids"), tokens[i] + prompts[i],
+                                   TOKENS_MAX / 2);
             seqs[i] = (struct harness_seq){tokens[i], prompts[i] + steps[i], prompts[i] - 1,
                                            malloc((size_t)(steps[i] + 1) * vocab * sizeof(float))};
         }
@@ -112,8 +75,6 @@ TEST(teacher_forced_texts_are_the_references)
                                       .slots = TOGETHER,
                                       .logits_max = 65 * TOGETHER,
                                       .rows_max = 1024};
-    const char *path = getenv("INFERD_SMOLLM2");
-    json_t *list = read_xz("smollm2/greedy.json.xz");
     struct device *device;
     struct error err;
     struct harness h;
@@ -123,10 +84,9 @@ TEST(teacher_forced_texts_are_the_references)
         skip();
     }
     device_close(device);
-    if (!path || access(path, R_OK) != 0 || !list) {
-        print_message("skipped: INFERD_SMOLLM2 names no file, or the golden texts are not there\n");
-        skip();
-    }
+    const char *path = smollm2_path();
+    if (!path) skip();
+    json_t *list = smollm2_json("smollm2/greedy.json.xz");
     for (int bf16 = 0; bf16 < 2; bf16++) {
         options.device.compute_dtype = bf16 ? DTYPE_BF16 : DTYPE_F16;
         harness_open(&h, path, &options);

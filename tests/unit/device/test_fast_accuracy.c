@@ -7,56 +7,13 @@
  * Skipped by name where the model is not installed. */
 #include "test.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "model_harness.h"
+#include "smollm2.h"
 
 enum { TOKENS_MAX = 4096, WINDOW = 256, TOP = 5, SEQS = 6 };
-
-static const char *model_path(void)
-{
-    static char path[4096];
-    const char *given = getenv("INFERD_SMOLLM2"), *cache = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME");
-
-    if (given)
-        snprintf(path, sizeof path, "%s", given);
-    else if (cache && *cache)
-        snprintf(path, sizeof path, "%s/inferd/models/SmolLM2-135M-Instruct.Q4_1.gguf", cache);
-    else
-        snprintf(path, sizeof path, "%s/.cache/inferd/models/SmolLM2-135M-Instruct.Q4_1.gguf",
-                 home ? home : "");
-    if (access(path, R_OK) == 0) return path;
-    print_message("  skipped: %s is not there\n", path);
-    return NULL;
-}
-
-static json_t *read_xz(const char *relative)
-{
-    char command[4200];
-    json_error_t error;
-    const char *path = test_golden(relative);
-
-    if (!path) fail_msg("golden file %s is not there", relative);
-    snprintf(command, sizeof command, "xz -dc '%s'", path);
-    FILE *pipe = popen(command, "r");
-    json_t *root = pipe ? json_loadf(pipe, 0, &error) : NULL;
-    if (pipe) pclose(pipe);
-    if (!root) fail_msg("cannot read %s: %s", relative, error.text);
-    return root;
-}
-
-static uint32_t read_tokens(const json_t *array, int32_t *out)
-{
-    size_t i;
-    json_t *v;
-
-    json_array_foreach(array, i, v) out[i] = (int32_t)json_integer_value(v);
-    return (uint32_t)json_array_size(array);
-}
 
 /* --- what is compared --- */
 
@@ -67,24 +24,6 @@ struct distance {
     uint32_t scored;
     double exact_nll, fast_nll; /* of the next token of the text */
 };
-
-static uint32_t argmax(const float *row, uint32_t n)
-{
-    uint32_t best = 0;
-
-    for (uint32_t i = 1; i < n; i++)
-        if (row[i] > row[best]) best = i;
-    return best;
-}
-
-static double log_total(const float *row, uint32_t n)
-{
-    double top = (double)row[argmax(row, n)], sum = 0;
-
-    for (uint32_t i = 0; i < n; i++)
-        sum += exp((double)row[i] - top);
-    return top + log(sum);
-}
 
 /* How the fast logits of the five likeliest tokens move with the exact ones. */
 static void add_slope(struct distance *d, const float *exact, const float *fast, uint32_t n)
@@ -144,7 +83,7 @@ static bool open_pair(struct pair *p)
                                       .slots = SEQS,
                                       .logits_max = WINDOW,
                                       .context_tokens = 2048};
-    const char *path = model_path();
+    const char *path = smollm2_path();
 
     if (!path) return false;
     harness_open(&p->exact, path, &options);
@@ -181,13 +120,14 @@ static void compare(struct pair *p, const int32_t *tokens, uint32_t count, uint3
 static void compare_prompts(struct pair *p, uint32_t every, struct distance *d)
 {
     static int32_t tokens[TOKENS_MAX];
-    json_t *root = read_xz("smollm2/greedy.json.xz");
+    json_t *root = smollm2_json("smollm2/greedy.json.xz");
 
     EXPECT_TRUE(json_array_size(root) >= 20);
     for (size_t i = 0; i < json_array_size(root); i += every) {
         const json_t *item = json_array_get(root, i);
-        uint32_t prompt = read_tokens(json_object_get(item, "prompt_ids"), tokens);
-        uint32_t steps = read_tokens(json_object_get(item, "greedy_ids"), tokens + prompt);
+        uint32_t prompt = smollm2_ids(json_object_get(item, "prompt_ids"), tokens, TOKENS_MAX / 2);
+        uint32_t steps =
+            smollm2_ids(json_object_get(item, "greedy_ids"), tokens + prompt, TOKENS_MAX / 2);
         compare(p, tokens, prompt + steps - 1, prompt - 1, false, d);
     }
     json_decref(root);
@@ -196,8 +136,8 @@ static void compare_prompts(struct pair *p, uint32_t every, struct distance *d)
 static void compare_text(struct pair *p, uint32_t windows, struct distance *d)
 {
     static int32_t tokens[TOKENS_MAX];
-    json_t *root = read_xz("smollm2/text.json.xz");
-    uint32_t count = read_tokens(json_object_get(root, "ids"), tokens);
+    json_t *root = smollm2_json("smollm2/text.json.xz");
+    uint32_t count = smollm2_ids(json_object_get(root, "ids"), tokens, TOKENS_MAX);
 
     /* with the whole text before it, a window of logits at a time */
     for (uint32_t w = 0; w < windows && w * WINDOW + 1 < count; w++) {
@@ -244,12 +184,12 @@ TEST(fast_gives_the_same_bytes_alone_batched_and_chunked_on_every_instruction_se
 {
     static const char *const isas[] = {"amx", "avx512-vnni", "avx2"};
     static int32_t tokens[SEQS][TOKENS_MAX];
-    const char *path = model_path();
+    const char *path = smollm2_path();
     float *alone[SEQS], *together[SEQS];
     struct harness_seq seqs[SEQS];
 
     if (!path) return;
-    json_t *root = read_xz("smollm2/greedy.json.xz");
+    json_t *root = smollm2_json("smollm2/greedy.json.xz");
     for (uint32_t i = 0; i < 3; i++) {
         struct harness_options options = {
             .device = {.kind = DEVICE_CPU, .numerics = CPU_FAST, .isa = isas[i]},
@@ -266,8 +206,8 @@ TEST(fast_gives_the_same_bytes_alone_batched_and_chunked_on_every_instruction_se
         harness_open(&h, path, &options);
         const size_t row = h.plan->vocab_rows * sizeof(float);
         for (uint32_t s = 0; s < SEQS; s++) {
-            uint32_t n =
-                read_tokens(json_object_get(json_array_get(root, s), "prompt_ids"), tokens[s]);
+            uint32_t n = smollm2_ids(json_object_get(json_array_get(root, s), "prompt_ids"),
+                                     tokens[s], TOKENS_MAX / 2);
             alone[s] = malloc(8 * row);
             together[s] = malloc(8 * row);
             seqs[s] = (struct harness_seq){tokens[s], n, n - 8, alone[s]};

@@ -26,17 +26,6 @@ struct golden {
     double worst;
 };
 
-static int32_t *read_ids(const char *path, const char *name, size_t *count)
-{
-    int64_t *wide = golden_tensor_i64(path, name, count);
-    int32_t *ids = malloc((*count + 1) * sizeof *ids);
-
-    for (size_t i = 0; i < *count; i++)
-        ids[i] = (int32_t)wide[i];
-    free(wide);
-    return ids;
-}
-
 static const char *field(const struct golden *g, uint32_t seq, const char *what)
 {
     static char name[80];
@@ -53,7 +42,7 @@ static void add_seqs(struct golden *g, const char *kind)
         snprintf(name, sizeof name, "%s.%u.ids", kind, k);
         if (!golden_has(g->expected, name) || g->count == SEQS_MAX) return;
         snprintf(g->seqs[g->count].name, sizeof g->seqs[0].name, "%s.%u", kind, k);
-        g->seqs[g->count].tokens = read_ids(g->expected, name, &count);
+        g->seqs[g->count].tokens = golden_ids(g->expected, name, &count);
         g->seqs[g->count++].token_count = (uint32_t)count;
     }
 }
@@ -66,9 +55,9 @@ static void add_greedy(struct golden *g)
         size_t prompt, count;
         snprintf(name, sizeof name, "greedy.%u.prompt", k);
         if (!golden_has(g->expected, name)) return;
-        int32_t *a = read_ids(g->expected, name, &prompt);
+        int32_t *a = golden_ids(g->expected, name, &prompt);
         snprintf(name, sizeof name, "greedy.%u.ids", k);
-        int32_t *b = read_ids(g->expected, name, &count);
+        int32_t *b = golden_ids(g->expected, name, &count);
         a = realloc(a, (prompt + count) * sizeof *a);
         memcpy(a + prompt, b, count * sizeof *a);
         free(b);
@@ -99,7 +88,7 @@ static double log_prob(const float *row, uint32_t n, uint32_t id)
 static void check_logits(struct golden *g, uint32_t s)
 {
     size_t positions, values;
-    int32_t *at = read_ids(g->expected, field(g, s, "positions"), &positions);
+    int32_t *at = golden_ids(g->expected, field(g, s, "positions"), &positions);
     float *want = golden_tensor(g->expected, field(g, s, "logits"), &values);
 
     EXPECT_EQ(values, positions * g->vocab);
@@ -119,7 +108,7 @@ static void check_logits(struct golden *g, uint32_t s)
 static void check_likeliest(struct golden *g, uint32_t s)
 {
     size_t n;
-    int32_t *best = read_ids(g->expected, field(g, s, "argmax"), &n);
+    int32_t *best = golden_ids(g->expected, field(g, s, "argmax"), &n);
     float *margin = golden_tensor(g->expected, field(g, s, "margin"), &n);
     float *next = golden_has(g->expected, field(g, s, "next_logprob"))
                       ? golden_tensor(g->expected, field(g, s, "next_logprob"), &n)

@@ -4,78 +4,14 @@
  * prompt free-running, with steps in flight, as an engine does it. Skipped by name where the file is not installed. */
 #include "test.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "model_harness.h"
+#include "smollm2.h"
 
 enum { TOGETHER = 4, TOKENS_MAX = 4096 };
-
-static const char *model_path(void)
-{
-    static char path[4096];
-    const char *given = getenv("INFERD_SMOLLM2"), *cache = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME");
-
-    if (given)
-        snprintf(path, sizeof path, "%s", given);
-    else if (cache && *cache)
-        snprintf(path, sizeof path, "%s/inferd/models/SmolLM2-135M-Instruct.Q4_1.gguf", cache);
-    else
-        snprintf(path, sizeof path, "%s/.cache/inferd/models/SmolLM2-135M-Instruct.Q4_1.gguf",
-                 home ? home : "");
-    if (access(path, R_OK) == 0) return path;
-    print_message("  skipped: %s is not there\n", path);
-    return NULL;
-}
-
-static json_t *read_xz(const char *relative)
-{
-    char command[4200];
-    json_error_t error;
-    const char *path = test_golden(relative);
-
-    if (!path) fail_msg("golden file %s is not there", relative);
-    snprintf(command, sizeof command, "xz -dc '%s'", path);
-    FILE *pipe = popen(command, "r");
-    json_t *root = pipe ? json_loadf(pipe, 0, &error) : NULL;
-    if (pipe) pclose(pipe);
-    if (!root) fail_msg("cannot read %s: %s", relative, error.text);
-    return root;
-}
-
-static uint32_t read_tokens(const json_t *array, int32_t *out)
-{
-    size_t i;
-    json_t *v;
-
-    EXPECT_TRUE(json_array_size(array) <= TOKENS_MAX / 2);
-    json_array_foreach(array, i, v) out[i] = (int32_t)json_integer_value(v);
-    return (uint32_t)json_array_size(array);
-}
-
-static double log_total(const float *row, uint32_t n)
-{
-    double top = -INFINITY, sum = 0;
-
-    for (uint32_t i = 0; i < n; i++)
-        if ((double)row[i] > top) top = (double)row[i];
-    for (uint32_t i = 0; i < n; i++)
-        sum += exp((double)row[i] - top);
-    return top + log(sum);
-}
-
-static uint32_t argmax(const float *row, uint32_t n)
-{
-    uint32_t best = 0;
-
-    for (uint32_t i = 1; i < n; i++)
-        if (row[i] > row[best]) best = i;
-    return best;
-}
 
 struct prompt {
     const json_t *item;
@@ -114,8 +50,9 @@ static void run_prompts(struct harness *h, struct prompt *prompts, uint32_t coun
 
     for (uint32_t i = 0; i < count; i++) {
         struct prompt *p = &prompts[i];
-        p->prompt = read_tokens(json_object_get(p->item, "prompt_ids"), p->tokens);
-        p->steps = read_tokens(json_object_get(p->item, "greedy_ids"), p->tokens + p->prompt);
+        p->prompt = smollm2_ids(json_object_get(p->item, "prompt_ids"), p->tokens, TOKENS_MAX / 2);
+        p->steps = smollm2_ids(json_object_get(p->item, "greedy_ids"), p->tokens + p->prompt,
+                               TOKENS_MAX / 2);
         p->logits = malloc((size_t)(p->steps + 1) * h->plan->vocab_rows * sizeof(float));
         seqs[i] = (struct harness_seq){p->tokens, p->prompt + p->steps, p->prompt - 1, p->logits};
     }
@@ -128,13 +65,13 @@ TEST(teacher_forced_texts_are_the_references)
                                       .slots = TOGETHER,
                                       .logits_max = 65 * TOGETHER};
     static struct prompt prompts[TOGETHER];
-    const char *path = model_path();
+    const char *path = smollm2_path();
     struct harness h;
     double worst = 0;
     uint32_t compared = 0, count = 0, total;
 
     if (!path) return;
-    json_t *list = read_xz("smollm2/greedy.json.xz");
+    json_t *list = smollm2_json("smollm2/greedy.json.xz");
     harness_open(&h, path, &options);
     total = (uint32_t)json_array_size(list);
     EXPECT_TRUE(total >= 20);
@@ -157,15 +94,15 @@ TEST(a_free_running_text_is_the_references_until_a_close_call)
 {
     struct harness_options options = {.device = {.kind = DEVICE_CPU, .threads = 2},
                                       .logits_max = 80};
-    const char *path = model_path();
+    const char *path = smollm2_path();
     struct harness h;
     int32_t prompt[TOKENS_MAX], want[TOKENS_MAX], got[256];
 
     if (!path) return;
-    json_t *root = read_xz("smollm2/greedy.json.xz");
+    json_t *root = smollm2_json("smollm2/greedy.json.xz");
     const json_t *item = json_array_get(root, 0);
-    uint32_t n = read_tokens(json_object_get(item, "prompt_ids"), prompt);
-    uint32_t steps = read_tokens(json_object_get(item, "greedy_ids"), want);
+    uint32_t n = smollm2_ids(json_object_get(item, "prompt_ids"), prompt, TOKENS_MAX / 2);
+    uint32_t steps = smollm2_ids(json_object_get(item, "greedy_ids"), want, TOKENS_MAX / 2);
     if (!test_long()) steps = 24;
     harness_open(&h, path, &options);
     harness_greedy(&h, prompt, n, steps, got);
