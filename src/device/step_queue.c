@@ -237,3 +237,35 @@ struct device_health step_queue_health(const struct step_queue *queue)
         .last_step_ns = atomic_load(&queue->last_step_ns),
     };
 }
+
+static struct queued_device *queued(struct device *device)
+{
+    return (struct queued_device *)device;
+}
+
+enum status queued_submit_sample(struct device *device, const struct step *step,
+                                 const struct step_masks *masks)
+{
+    return step_queue_submit_sample(&queued(device)->queue, step, masks);
+}
+
+enum status queued_wait(struct device *device, uint64_t seq_no, int64_t timeout_ns,
+                        const struct step_result **out)
+{
+    return step_queue_wait(&queued(device)->queue, seq_no, timeout_ns, out);
+}
+
+void queued_release(struct device *device, uint64_t seq_no)
+{
+    step_queue_release(&queued(device)->queue, seq_no);
+}
+
+struct device_health queued_health(const struct device *device)
+{
+    return step_queue_health(&((const struct queued_device *)device)->queue);
+}
+
+const char *queued_description(const struct device *device)
+{
+    return ((const struct queued_device *)device)->description;
+}

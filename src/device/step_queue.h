@@ -63,3 +63,21 @@ void step_queue_release(struct step_queue *queue, uint64_t seq_no);
 /* Until nothing that can run is left. */
 void step_queue_drain(struct step_queue *queue);
 struct device_health step_queue_health(const struct step_queue *queue);
+
+/* --- a device whose steps run in such a queue --- */
+
+/* First in the device's own struct; base.ops and description are set when it is opened, the queue when it is compiled. */
+struct queued_device {
+    struct device base; /* first */
+    struct step_queue queue;
+    char description[96];
+};
+
+/* Operations of device_ops as they stand, for a queued_device. */
+enum status queued_submit_sample(struct device *device, const struct step *step,
+                                 const struct step_masks *masks);
+enum status queued_wait(struct device *device, uint64_t seq_no, int64_t timeout_ns,
+                        const struct step_result **out);
+void queued_release(struct device *device, uint64_t seq_no);
+struct device_health queued_health(const struct device *device);
+const char *queued_description(const struct device *device);

@@ -22,7 +22,7 @@ static void close_device(struct device *device)
 {
     struct cpu_device *d = of(device);
 
-    step_queue_fini(&d->queue);
+    step_queue_fini(&d->host.queue);
     cpu_pool_destroy(d->pool);
     cpu_unmap_regions(d);
     free(d);
@@ -36,8 +36,8 @@ static enum status compile(struct device *device, const struct plan *plan,
     enum status st = cpu_compile(d, plan, limits, err);
 
     if (!st)
-        st = step_queue_init(&d->queue, &ops, d, device, limits->steps_inflight, &d->options.fault,
-                             err);
+        st = step_queue_init(&d->host.queue, &ops, d, device, limits->steps_inflight,
+                             &d->options.fault, err);
     return st;
 }
 
@@ -51,34 +51,7 @@ static enum status submit_body(struct device *device, const struct step *step)
                   err.message);
         assert(!"a step outside of the device's limits is the scheduler's bug");
     }
-    return step_queue_submit_body(&d->queue, step);
-}
-
-static enum status submit_sample(struct device *device, const struct step *step,
-                                 const struct step_masks *masks)
-{
-    return step_queue_submit_sample(&of(device)->queue, step, masks);
-}
-
-static enum status wait_step(struct device *device, uint64_t seq_no, int64_t timeout_ns,
-                             const struct step_result **out)
-{
-    return step_queue_wait(&of(device)->queue, seq_no, timeout_ns, out);
-}
-
-static void release(struct device *device, uint64_t seq_no)
-{
-    step_queue_release(&of(device)->queue, seq_no);
-}
-
-static struct device_health health(const struct device *device)
-{
-    return step_queue_health(&of_const(device)->queue);
-}
-
-static const char *description(const struct device *device)
-{
-    return of_const(device)->description;
+    return step_queue_submit_body(&d->host.queue, step);
 }
 
 static uint64_t kv_block_bytes(const struct device *device, uint32_t group)
@@ -90,7 +63,7 @@ static uint64_t kv_block_bytes(const struct device *device, uint32_t group)
 static char *block_at(struct cpu_device *d, uint32_t group, uint32_t block)
 {
     assert(group < d->plan->group_count && block < d->limits.kv_blocks[group]);
-    step_queue_drain(&d->queue);
+    step_queue_drain(&d->host.queue);
     return d->b.groups[group].pool + block * d->b.groups[group].block_bytes;
 }
 
@@ -114,11 +87,11 @@ enum status device_open_cpu(const struct device_options *options, struct device 
         .close = close_device,
         .compile = compile,
         .submit_body = submit_body,
-        .submit_sample = submit_sample,
-        .wait = wait_step,
-        .release = release,
-        .health = health,
-        .description = description,
+        .submit_sample = queued_submit_sample,
+        .wait = queued_wait,
+        .release = queued_release,
+        .health = queued_health,
+        .description = queued_description,
         .kv_block_bytes = kv_block_bytes,
         .kv_copy_out = kv_copy_out,
         .kv_copy_in = kv_copy_in,
@@ -131,7 +104,7 @@ enum status device_open_cpu(const struct device_options *options, struct device 
     if (st) return st;
     d = calloc(1, sizeof *d);
     if (!d) return error_set(err, STATUS_NOMEM, "no memory for the CPU device");
-    d->base.ops = &ops;
+    d->host.base.ops = &ops;
     d->options = *options;
     d->numerics = options->numerics;
     d->isa = isa;
@@ -146,9 +119,9 @@ enum status device_open_cpu(const struct device_options *options, struct device 
     char prompts[32] = "";
     if (threads.batch != threads.decode)
         snprintf(prompts, sizeof prompts, " (%u for prompts)", threads.batch);
-    snprintf(d->description, sizeof d->description, "CPU, %u thread%s%s, %s, %s", threads.decode,
-             plural(threads.decode), prompts, cpu_isa_name(isa),
+    snprintf(d->host.description, sizeof d->host.description, "CPU, %u thread%s%s, %s, %s",
+             threads.decode, plural(threads.decode), prompts, cpu_isa_name(isa),
              options->numerics == CPU_FAST ? "fast" : "exact");
-    *out = &d->base;
+    *out = &d->host.base;
     return STATUS_OK;
 }

@@ -109,7 +109,7 @@ struct cpu_threads {
 };
 
 struct cpu_device {
-    struct device base; /* first */
+    struct queued_device host; /* first */
     struct cpu_pool *pool;
     enum cpu_numerics numerics;
     enum cpu_isa isa;
@@ -118,14 +118,11 @@ struct cpu_device {
     struct cpu_list list; /* count 0: threads are not bound */
     bool bound;           /* the step thread is */
     struct cpu_threads threads;
-    char description[96];
 
     const struct plan *plan;
     struct device_limits limits;
     struct cpu_region_map regions[CPU_REGION_COUNT];
     struct cpu_buffers b;
-
-    struct step_queue queue;
 
     /* the step at work */
     const struct step *step;

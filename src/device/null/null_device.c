@@ -23,28 +23,21 @@ struct null_slot {
     int32_t *banned; /* [banned_max] */
 };
 struct null_device {
-    struct device base; /* first */
+    struct queued_device host; /* first */
     uint32_t step_us;
     struct device_fault fault;
-    char description[64];
     const struct plan *plan;
     struct device_limits limits;
     struct null_slot *slots;
     int32_t *banned;             /* [slots_max * banned_max] */
     struct step_output *outputs; /* [steps_inflight][logits_max] */
     int64_t free_at_ns;          /* when the pretended device has done its last step */
-    struct step_queue queue;
-    bool awake_soon; /* its thread has asked for that */
+    bool awake_soon;             /* its thread has asked for that */
 };
 
 static struct null_device *of(struct device *device)
 {
     return (struct null_device *)device;
-}
-
-static const struct null_device *of_const(const struct device *device)
-{
-    return (const struct null_device *)device;
 }
 
 static void free_buffers(struct null_device *d)
@@ -56,7 +49,7 @@ static void free_buffers(struct null_device *d)
 
 static void close_device(struct device *device)
 {
-    step_queue_fini(&of(device)->queue);
+    step_queue_fini(&of(device)->host.queue);
     free_buffers(of(device));
     free(device);
 }
@@ -181,7 +174,7 @@ static enum status compile(struct device *device, const struct plan *plan,
     for (uint32_t i = 0; i < limits->slots_max; i++)
         d->slots[i].banned = d->banned + (size_t)i * limits->banned_max;
     d->plan = plan;
-    return step_queue_init(&d->queue, &ops, d, device, limits->steps_inflight, &d->fault, err);
+    return step_queue_init(&d->host.queue, &ops, d, device, limits->steps_inflight, &d->fault, err);
 }
 
 static enum status submit_body(struct device *device, const struct step *step)
@@ -189,34 +182,7 @@ static enum status submit_body(struct device *device, const struct step *step)
     struct error err;
 
     assert(step_check(step, of(device)->plan, &of(device)->limits, &err) == STATUS_OK);
-    return step_queue_submit_body(&of(device)->queue, step);
-}
-
-static enum status submit_sample(struct device *device, const struct step *step,
-                                 const struct step_masks *masks)
-{
-    return step_queue_submit_sample(&of(device)->queue, step, masks);
-}
-
-static enum status wait_step(struct device *device, uint64_t seq_no, int64_t timeout_ns,
-                             const struct step_result **out)
-{
-    return step_queue_wait(&of(device)->queue, seq_no, timeout_ns, out);
-}
-
-static void release(struct device *device, uint64_t seq_no)
-{
-    step_queue_release(&of(device)->queue, seq_no);
-}
-
-static struct device_health health(const struct device *device)
-{
-    return step_queue_health(&of_const(device)->queue);
-}
-
-static const char *description(const struct device *device)
-{
-    return of_const(device)->description;
+    return step_queue_submit_body(&of(device)->host.queue, step);
 }
 
 static uint64_t kv_block_bytes(const struct device *device, uint32_t group)
@@ -245,11 +211,11 @@ enum status device_open_null(const struct device_options *options, struct device
         .close = close_device,
         .compile = compile,
         .submit_body = submit_body,
-        .submit_sample = submit_sample,
-        .wait = wait_step,
-        .release = release,
-        .health = health,
-        .description = description,
+        .submit_sample = queued_submit_sample,
+        .wait = queued_wait,
+        .release = queued_release,
+        .health = queued_health,
+        .description = queued_description,
         .kv_block_bytes = kv_block_bytes,
         .kv_copy_out = kv_copy_out,
         .kv_copy_in = kv_copy_in,
@@ -257,11 +223,11 @@ enum status device_open_null(const struct device_options *options, struct device
     struct null_device *d = calloc(1, sizeof *d);
 
     if (!d) return error_set(err, STATUS_NOMEM, "no memory for the null device");
-    d->base.ops = &ops;
+    d->host.base.ops = &ops;
     d->step_us = options->null_step_us;
     d->fault = options->fault;
-    snprintf(d->description, sizeof d->description, "null, made-up tokens, %u us a step",
+    snprintf(d->host.description, sizeof d->host.description, "null, made-up tokens, %u us a step",
              d->step_us);
-    *out = &d->base;
+    *out = &d->host.base;
     return STATUS_OK;
 }
