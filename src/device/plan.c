@@ -13,6 +13,18 @@ uint32_t plan_group_blocks(const struct plan_kv_group *group, uint64_t tokens, u
     return (uint32_t)(!group->window || all < most ? all : most);
 }
 
+uint32_t plan_last_attention(const struct plan *plan)
+{
+    bool head = false;
+
+    for (uint32_t i = plan->stage_count; i-- > 0;) {
+        head = head || plan->stages[i].kind == STAGE_HEAD;
+        if (plan->stages[i].kind == STAGE_ATTN) return head ? i : plan->stage_count;
+    }
+    assert(!head);
+    return plan->stage_count;
+}
+
 const char *stage_kind_name(enum stage_kind kind)
 {
     static const char *const names[] = {

@@ -168,5 +168,9 @@ struct plan {
  * a window, those that the first of these rows sees and their own, wherever they begin. */
 uint32_t plan_group_blocks(const struct plan_kv_group *group, uint64_t tokens, uint32_t rows);
 
+/* The last stage that looks at other rows' state, in a plan that ends in logits: from it on only rows that want logits are of use, and
+ * a device need not run the others. stage_count: none, as where a later rank has the head. A head is never without a layer. */
+uint32_t plan_last_attention(const struct plan *plan);
+
 /* "attn_in", "ffn_out", ... */
 const char *stage_kind_name(enum stage_kind kind);

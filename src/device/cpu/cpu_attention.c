@@ -213,7 +213,7 @@ static void join_splits(void *ctx, uint32_t begin, uint32_t end, uint32_t thread
 
 /* --- door --- */
 
-void cpu_attention_begin(struct cpu_device *d)
+void cpu_attention_begin(struct cpu_device *d, bool outputs_only)
 {
     uint32_t heads = 1, rows_max;
 
@@ -226,9 +226,11 @@ void cpu_attention_begin(struct cpu_device *d)
     d->tile_count = 0;
     for (uint32_t i = 0; i < d->step->segment_count; i++) {
         const struct step_segment *s = &step_segments(d->step)[i];
-        for (uint32_t r = 0; r < s->rows; r += rows_max)
-            d->b.tiles[d->tile_count++] = (struct cpu_tile){
-                i, s->first_row + r, s->rows - r < rows_max ? s->rows - r : rows_max, 0};
+        uint32_t r = outputs_only ? s->logits_first : 0;
+        uint32_t end = outputs_only ? r + s->logits_count : s->rows;
+        for (; r < end; r += rows_max)
+            d->b.tiles[d->tile_count++] =
+                (struct cpu_tile){i, s->first_row + r, end - r < rows_max ? end - r : rows_max, 0};
     }
 }
 

@@ -219,6 +219,7 @@ enum status cpu_compile(struct cpu_device *d, const struct plan *plan,
     }
     cpu_layout(plan, limits, d->numerics, d->isa, threads, d->regions, &d->b);
     d->plan = plan;
+    d->last_attention = plan_last_attention(plan);
     pack_weights(d);
     for (uint32_t i = 0; i < plan->rope_count; i++) {
         struct rope_job job = {d, i};

@@ -120,6 +120,7 @@ struct cpu_device {
     struct cpu_threads threads;
 
     const struct plan *plan;
+    uint32_t last_attention; /* plan_last_attention() */
     struct device_limits limits;
     struct cpu_region_map regions[CPU_REGION_COUNT];
     struct cpu_buffers b;
@@ -128,6 +129,8 @@ struct cpu_device {
     const struct step *step;
     const struct step_masks *masks;
     struct cpu_flight *flight;
+    uint32_t
+        rows; /* of it that are still of use: row_count, then, from the last attention on, output_count */
     uint32_t tile_count;
     uint32_t embedded_rows; /* since the embedding's file pages were given back */
 };
@@ -155,8 +158,8 @@ void cpu_run_sample(void *device, uint32_t index, const struct step *step,
                     const struct step_masks *masks, struct step_result *result);
 
 /* --- cpu_attention.c --- */
-/* Cuts the step's rows into tiles; once per step. */
-void cpu_attention_begin(struct cpu_device *device);
+/* Cuts the step's rows into tiles, or those that want logits; for all stages until it is called again. */
+void cpu_attention_begin(struct cpu_device *device, bool outputs_only);
 void cpu_attention_run(struct cpu_device *device, const struct stage_attn *stage);
 /* Where token `index` of a slot's layer keeps its K and V: the tile's keys and values of KV head 0, and the column. */
 struct cpu_kv_place {

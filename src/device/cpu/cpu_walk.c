@@ -315,7 +315,7 @@ static void run_ffn_in(struct stage_job *j)
     cpu_pool_run(j->d->pool, ffn_items, j, items, tile_grain(j->d, items));
 }
 
-/* --- head: only rows that want logits, packed together --- */
+/* --- rows that want logits: behind the last attention only they are of use --- */
 
 static uint32_t output_row(const struct step *step, uint32_t output)
 {
@@ -334,6 +334,34 @@ static uint32_t output_row(const struct step *step, uint32_t output)
     return segments[low].first_row + segments[low].logits_first + output -
            segments[low].output_first;
 }
+
+/* What the stages behind the last attention read of them, packed together: an output's row is never in front of its place. */
+static void pack_outputs(struct cpu_device *d)
+{
+    const struct stage_attn *last = &d->plan->stages[d->last_attention].attn;
+    const uint64_t x_bytes = d->plan->hidden * sizeof(float),
+                   a_bytes = (uint64_t)last->heads * last->head_dim * sizeof(float);
+
+    d->rows = d->step->output_count;
+    for (uint32_t i = 0; i < d->rows; i++) {
+        uint64_t row = output_row(d->step, i);
+        if (row == i) continue;
+        memcpy(d->b.x + i * (uint64_t)d->plan->hidden, d->b.x + row * d->plan->hidden, x_bytes);
+        memcpy(d->b.attn + (uint64_t)i * d->b.attn_max, d->b.attn + row * d->b.attn_max, a_bytes);
+    }
+}
+
+static void run_attention(struct cpu_device *d, const struct cpu_stage *s)
+{
+    const bool only_outputs =
+        s == &d->b.stages[d->last_attention] && d->step->output_count < d->step->row_count;
+
+    if (only_outputs) cpu_attention_begin(d, true);
+    cpu_attention_run(d, &s->plan->attn);
+    if (only_outputs) pack_outputs(d);
+}
+
+/* --- head --- */
 
 /* The head keeps two int8 parts of each activation: an error of one part would meet the logits unfiltered, and near ties
  * would fall the other way. The rests stand behind the rows in the input. */
@@ -360,7 +388,7 @@ static void norm_outputs(void *ctx, uint32_t begin, uint32_t end, uint32_t threa
 
     (void)thread;
     for (uint32_t i = begin; i < end; i++) {
-        const float *x = d->b.x + output_row(d->step, i) * hidden;
+        const float *x = d->b.x + i * hidden;
         if (j->s->norm)
             d->kernels->norm(x, d->plan->hidden, norm->eps, j->s->norm, norm->gain_offset,
                              d->b.h + i * hidden);
@@ -427,20 +455,18 @@ static void run_head(struct stage_job *j)
 {
     const struct linear *l = &j->s->linears[0];
 
-    if (!j->d->step->output_count) return;
-    j->rows = j->d->step->output_count;
     cpu_pool_run(j->d->pool, norm_outputs, j, j->rows, ROWS_GRAIN);
     cpu_pool_run(j->d->pool, head_tiles, j, l->tiles, tile_grain(j->d, l->tiles));
 }
 
 static void run_stage(struct cpu_device *d, const struct cpu_stage *s)
 {
-    struct stage_job j = {.d = d, .s = s, .rows = d->step->row_count};
+    struct stage_job j = {.d = d, .s = s, .rows = d->rows};
 
     switch (s->plan->kind) {
     case STAGE_EMBED: run_embed(&j); break;
     case STAGE_ATTN_IN: run_attn_in(&j); break;
-    case STAGE_ATTN: cpu_attention_run(d, &s->plan->attn); break;
+    case STAGE_ATTN: run_attention(d, s); break;
     case STAGE_ATTN_OUT: run_project(&j, d->b.attn, d->b.attn_max); break;
     case STAGE_FFN_IN: run_ffn_in(&j); break;
     case STAGE_FFN_OUT: run_project(&j, d->b.gate, d->plan->ffn_max); break;
@@ -469,13 +495,17 @@ void cpu_run_body(void *device, uint32_t index, const struct step *step)
     struct cpu_device *d = device;
 
     d->step = step;
+    d->rows = step->row_count;
     d->flight = &d->b.flights[index];
     choose_threads(d);
     apply_changes(d);
-    if (!d->step->row_count) return;
-    cpu_attention_begin(d);
-    for (uint32_t i = 0; i < d->plan->stage_count; i++)
+    if (!d->rows) return;
+    cpu_attention_begin(d, false);
+    for (uint32_t i = 0; i < d->plan->stage_count; i++) {
+        /* in the middle of a prompt keys and values are all that is wanted */
+        if (i == d->last_attention && !step->output_count) return;
         run_stage(d, &d->b.stages[i]);
+    }
 }
 
 /* --- sampling: an item is a segment's drawn rows in order, or one scored row --- */

@@ -128,6 +128,65 @@ TEST(notify_comes_once_a_step_and_closing_ends_what_is_in_flight)
     EXPECT_EQ(atomic_load(&notified), 20);
 }
 
+/* Behind the last attention only rows that want logits are run. Whichever these are, their logits are those of a step in which all rows
+ * want them; and what was left out is not missed later. */
+static void check_wanted_rows(const char *model, enum cpu_numerics numerics)
+{
+    enum { SEQS = 4, TOKENS = 90 };
+    struct harness_options o = tiny(numerics);
+    struct harness h;
+    int32_t tokens[SEQS][TOKENS];
+    float *want[SEQS];
+    uint32_t done[SEQS] = {0}, left = SEQS, compared = 0;
+
+    harness_open(&h, test_golden(model), &o);
+    const uint64_t vocab = h.plan->vocab_rows;
+    for (uint32_t s = 0; s < SEQS; s++) {
+        fill(tokens[s], TOKENS);
+        want[s] = malloc(TOKENS * vocab * sizeof(float));
+        struct harness_seq seq = {tokens[s], TOKENS, 0, want[s]};
+        harness_run(&h, &seq, 1, (struct harness_cut){0});
+    }
+    while (left) {
+        struct step *step = harness_step(&h);
+        step->flags = STEP_KEEP_LOGITS;
+        for (uint32_t s = 0; s < SEQS; s++) {
+            uint32_t rows = 1 + test_rand_below(15), first = test_rand_below(rows + 1);
+            if (rows > TOKENS - done[s]) rows = TOKENS - done[s];
+            if (!rows || test_rand_below(4) == 0) continue;
+            if (first > rows) first = rows;
+            if (!done[s]) harness_open_slot(&h, step, s, NULL, TOKENS);
+            harness_segment(step, s, tokens[s] + done[s], rows, done[s], first,
+                            test_rand_below(rows - first + 1));
+            done[s] += rows;
+            left -= done[s] == TOKENS;
+        }
+        harness_submit(&h, step);
+        const struct step_result *r = harness_wait(&h, step->seq_no);
+        for (uint32_t i = 0; i < step->segment_count; i++) {
+            const struct step_segment *g = &step_segments(step)[i];
+            compared += g->logits_count;
+            EXPECT_TRUE(memcmp(r->logits + g->output_first * vocab,
+                               want[g->slot] + (g->context_len + g->logits_first) * vocab,
+                               g->logits_count * vocab * sizeof(float)) == 0);
+        }
+        device_release(h.device, step->seq_no);
+    }
+    EXPECT_TRUE(compared > 20);
+    harness_close(&h);
+    for (uint32_t s = 0; s < SEQS; s++)
+        free(want[s]);
+}
+
+TEST(rows_that_want_logits_have_them_whichever_they_are)
+{
+    for (int i = 0; i < (test_long() ? 50 : 5); i++) {
+        check_wanted_rows("models/llama_awkward", CPU_EXACT);
+        check_wanted_rows("models/llama_awkward", CPU_FAST);
+        check_wanted_rows("models/gemma3_text", CPU_EXACT); /* norms behind products, windows */
+    }
+}
+
 /* A step with rows but no logits (the middle of a prompt), one with no rows at all, one that scores. */
 TEST(steps_without_rows_or_logits_and_scoring_steps_work)
 {
