@@ -25,12 +25,12 @@ def langchain_chat():
     streamed = chunks[0]
     for chunk in chunks[1:]:
         streamed += chunk
-    assert streamed.content == whole.content and len(chunks) > 5
+    assert streamed.content == whole.content and len(chunks) > 1
     assert streamed.usage_metadata["total_tokens"] == whole.usage_metadata["total_tokens"], streamed.usage_metadata
 
-    async def count():
-        return len([c async for c in llm.astream(asked)])
-    assert asyncio.run(count()) == len(chunks)
+    async def text(): # a slow reader gets several tokens a chunk
+        return "".join([c.content async for c in llm.astream(asked)])
+    assert asyncio.run(text()) == whole.content
     assert all(a.content for a in llm.batch(["Say one word.", "Say two words."]))
     print("LangChain chat:", whole.content, whole.usage_metadata)
 
