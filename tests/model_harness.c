@@ -1,5 +1,6 @@
 #include "model_harness.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "test.h"
@@ -216,6 +217,55 @@ static void greedy_step(struct harness *h, uint32_t at, const int32_t *prompt,
         harness_segment(step, 0, &ref, 1, prompt_count + at - 1, 0, 1);
     }
     harness_submit(h, step);
+}
+
+static void compare_logits(const struct harness *h, const struct step *step,
+                           const struct step_result *result, const struct harness_seq *seqs,
+                           struct harness_difference *d)
+{
+    const uint64_t vocab = h->plan->vocab_rows;
+
+    for (uint32_t i = 0; i < step->segment_count; i++) {
+        const struct step_segment *s = &step_segments(step)[i];
+        const float *got = result->logits + s->output_first * vocab;
+        const float *want =
+            seqs[s->slot].logits + (s->context_len + (uint64_t)s->logits_first) * vocab;
+        d->rows += s->logits_count;
+        for (uint64_t k = 0; k < s->logits_count * vocab; k++) {
+            d->scale = fmax(d->scale, fabs((double)want[k]));
+            /* not a number is a difference, too */
+            if (!(fabs((double)got[k] - want[k]) <= d->worst))
+                d->worst = fabs((double)got[k] - want[k]);
+        }
+    }
+}
+
+struct harness_difference harness_compare_some(struct harness *h, const struct harness_seq *seqs,
+                                               uint32_t count, uint32_t chunk_max)
+{
+    uint32_t *done = calloc(count, sizeof *done), left = count;
+    struct harness_difference d = {0};
+
+    while (left) {
+        struct step *step = harness_step(h);
+        step->flags = STEP_KEEP_LOGITS;
+        for (uint32_t s = 0; s < count; s++) {
+            uint32_t rows = 1 + test_rand_below(chunk_max), rest = seqs[s].count - done[s];
+            if (rows > rest) rows = rest;
+            if (!rows || test_rand_below(4) == 0) continue;
+            uint32_t first = test_rand_below(rows + 1);
+            if (!done[s]) harness_open_slot(h, step, s, NULL, seqs[s].count);
+            harness_segment(step, s, seqs[s].tokens + done[s], rows, done[s], first,
+                            test_rand_below(rows - first + 1));
+            done[s] += rows;
+            left -= done[s] == seqs[s].count;
+        }
+        harness_submit(h, step);
+        compare_logits(h, step, harness_wait(h, step->seq_no), seqs, &d);
+        device_release(h->device, step->seq_no);
+    }
+    free(done);
+    return d;
 }
 
 void harness_greedy(struct harness *h, const int32_t *prompt, uint32_t prompt_count, uint32_t count,

@@ -54,6 +54,15 @@ struct harness_cut {
 void harness_run(struct harness *h, const struct harness_seq *seqs, uint32_t count,
                  struct harness_cut cut);
 
+/* Runs all sequences again, in chunks of up to chunk_max rows of which random ones want logits: beside seqs[].logits, which have those of
+ * all rows (logits_from 0). */
+struct harness_difference {
+    uint32_t rows;       /* that were compared */
+    double worst, scale; /* largest difference of a logit; largest logit */
+};
+struct harness_difference harness_compare_some(struct harness *h, const struct harness_seq *seqs,
+                                               uint32_t count, uint32_t chunk_max);
+
 /* Greedy continuation in slot 0 with steps in flight ahead of their tokens: what an engine does. */
 void harness_greedy(struct harness *h, const int32_t *prompt, uint32_t prompt_count, uint32_t count,
                     int32_t *out);

@@ -136,46 +136,20 @@ static void check_wanted_rows(const char *model, enum cpu_numerics numerics)
     struct harness_options o = tiny(numerics);
     struct harness h;
     int32_t tokens[SEQS][TOKENS];
-    float *want[SEQS];
-    uint32_t done[SEQS] = {0}, left = SEQS, compared = 0;
+    struct harness_seq seqs[SEQS];
 
     harness_open(&h, test_golden(model), &o);
-    const uint64_t vocab = h.plan->vocab_rows;
     for (uint32_t s = 0; s < SEQS; s++) {
         fill(tokens[s], TOKENS);
-        want[s] = malloc(TOKENS * vocab * sizeof(float));
-        struct harness_seq seq = {tokens[s], TOKENS, 0, want[s]};
-        harness_run(&h, &seq, 1, (struct harness_cut){0});
+        seqs[s] = (struct harness_seq){tokens[s], TOKENS, 0,
+                                       malloc(TOKENS * h.plan->vocab_rows * sizeof(float))};
+        harness_run(&h, &seqs[s], 1, (struct harness_cut){0});
     }
-    while (left) {
-        struct step *step = harness_step(&h);
-        step->flags = STEP_KEEP_LOGITS;
-        for (uint32_t s = 0; s < SEQS; s++) {
-            uint32_t rows = 1 + test_rand_below(15), first = test_rand_below(rows + 1);
-            if (rows > TOKENS - done[s]) rows = TOKENS - done[s];
-            if (!rows || test_rand_below(4) == 0) continue;
-            if (first > rows) first = rows;
-            if (!done[s]) harness_open_slot(&h, step, s, NULL, TOKENS);
-            harness_segment(step, s, tokens[s] + done[s], rows, done[s], first,
-                            test_rand_below(rows - first + 1));
-            done[s] += rows;
-            left -= done[s] == TOKENS;
-        }
-        harness_submit(&h, step);
-        const struct step_result *r = harness_wait(&h, step->seq_no);
-        for (uint32_t i = 0; i < step->segment_count; i++) {
-            const struct step_segment *g = &step_segments(step)[i];
-            compared += g->logits_count;
-            EXPECT_TRUE(memcmp(r->logits + g->output_first * vocab,
-                               want[g->slot] + (g->context_len + g->logits_first) * vocab,
-                               g->logits_count * vocab * sizeof(float)) == 0);
-        }
-        device_release(h.device, step->seq_no);
-    }
-    EXPECT_TRUE(compared > 20);
+    struct harness_difference d = harness_compare_some(&h, seqs, SEQS, 15);
+    EXPECT_TRUE(d.rows > 20 && d.worst == 0);
     harness_close(&h);
     for (uint32_t s = 0; s < SEQS; s++)
-        free(want[s]);
+        free(seqs[s].logits);
 }
 
 TEST(rows_that_want_logits_have_them_whichever_they_are)
