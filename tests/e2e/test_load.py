@@ -84,7 +84,7 @@ def test_many_connections(start):
         pytest.skip(f"only {hard} file descriptors")
     held = []
     for _ in range(wanted):
-        held.append(daemon.raw(30))
+        held.append(daemon.raw())
         if len(held) % 100 == 0:
             time.sleep(0.01)
     for c in held:
@@ -138,7 +138,7 @@ def test_a_long_text_delays_no_other_client(daemon):
     letters = iter("abcdefgh")
 
     def undelayed():
-        with daemon.raw(30) as c:
+        with daemon.raw() as c:
             c.send(post("/v1/chat/completions", {"messages": [{"role": "user", "content": next(letters) * 524288}]}))
             time.sleep(0.01)
             for ask in (lambda: daemon.get("/health"), lambda: daemon.complete(max_tokens=1)):

@@ -134,7 +134,7 @@ class Daemon:
     def wait_idle(self, what="both gauges 0 and the pool full", seconds=PATIENCE_S):
         until(self.idle, what, seconds)
 
-    def connect(self, timeout=30):
+    def connect(self, timeout=PATIENCE_S):
         return wire.Connection(self.address, timeout)
 
     def rss_bytes(self, field="VmRSS"):

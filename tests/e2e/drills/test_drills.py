@@ -138,7 +138,7 @@ def watch_start(d, seen):
     while time.monotonic() < end:
         for method, path, body in (("GET", "/ready", None), ("GET", "/health", None), ("GET", "/v1/models", None),
                                    ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 1}), ("POST", "/tokenize", {"prompt": "a"})):
-            with Connection(d.address, 10) as c:
+            with Connection(d.address) as c:
                 c.send(request_bytes(method, path, body))
                 answer = c.answer(method)
             if path == "/ready" and answer.status == 200:
