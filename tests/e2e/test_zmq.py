@@ -369,8 +369,8 @@ def long_answer(client):
 
 
 def ask_and_not_read(daemon, wanted, count):
-    """A socket that has asked for all of it at once and takes next to nothing: while its answers follow each other it is not taken for
-    gone (a libzmq that does not read answers no heartbeat)."""
+    """A socket that has asked for all of it at once and takes next to nothing. A libzmq that does not read answers no heartbeat, and is
+    taken for gone where its answers do not follow each other quickly: unless it sends something (says_something)."""
     socket = zmq.Context.instance().socket(zmq.DEALER)
     for option, value in ((zmq.RCVHWM, 1), (zmq.RCVBUF, 4096), (zmq.LINGER, 0)):
         socket.setsockopt(option, value)
@@ -380,6 +380,11 @@ def ask_and_not_read(daemon, wanted, count):
     return socket
 
 
+def says_something(socket):
+    with contextlib.suppress(zmq.Again):
+        socket.send(b"", zmq.DONTWAIT)
+
+
 def test_whole_answers_that_are_not_read_are_bounded(start):
     """libzmq takes any number of large messages for a client that reads nothing: 512 MiB of them are held and no more, others are served
     meanwhile, and when the connection has ended there is room again."""
@@ -387,12 +392,19 @@ def test_whole_answers_that_are_not_read_are_bounded(start):
     other = connect(daemon)
     wanted = long_answer(other)
 
+    def vanished(metrics):
+        return metrics["inferd_zmq_clients_vanished_total"]
+
     def held():
         rss, before = daemon.rss(), daemon.metrics()
         refused, served = ('inferd_zmq_requests_total{kind="detokenize",status="%d"}' % status for status in (503, 200))
         slow = ask_and_not_read(daemon, wanted, 40)
-        until(lambda: sum(daemon.metrics().get(n, 0) - before.get(n, 0) for n in (refused, served)) >= 40 or
-              daemon.metrics()["inferd_zmq_clients"] == 0, "all are answered or refused")
+
+        def all_told():
+            says_something(slow)
+            now = daemon.metrics()
+            return sum(now.get(n, 0) - before.get(n, 0) for n in (refused, served)) >= 40 or vanished(now) > vanished(before)
+        until(all_told, "all are answered or refused", 600)
         assert other.ask(tokenize=pb.Tokenize(prompt=b"a")).tokenize.ids
         got = daemon.metrics()[served] - before[served]
         grown = daemon.grown(rss)
@@ -414,13 +426,19 @@ def test_a_connection_in_which_nothing_gets_through_ends(start):
     other = connect(daemon)
     wanted, rss = long_answer(other), daemon.rss()
     slow = ask_and_not_read(daemon, wanted, 8)
-    until(lambda: daemon.grown(rss) > 90 << 20, "messages are held")
+
+    def told():
+        """All are answered, and are held; or the connection has ended before that."""
+        says_something(slow)
+        now = daemon.metrics()
+        return now.get('inferd_zmq_requests_total{kind="detokenize",status="200"}', 0) >= 8 + 1 or now["inferd_zmq_clients_slow_total"] or \
+            now["inferd_zmq_clients_vanished_total"]
 
     def fallen():
-        with contextlib.suppress(zmq.Again):
-            slow.send(b"", zmq.DONTWAIT)  # who sends is not taken for gone
+        says_something(slow)
         return daemon.grown(rss) < 60 << 20
 
+    until(told, "answers are held")
     until(fallen, "and given up")
     slow.close()
     other.close()
