@@ -87,8 +87,8 @@ def test_a_failed_step_ends_its_requests_and_the_next_are_served(start, device):
     assert answer.status == 200 and answer.json()["usage"]["completion_tokens"] == 5, answer.body
     metrics = daemon.wait_idle()
     assert metrics["inferd_requests_failed_total"] == len(failed)
-    assert len(re.findall(r"step failed", daemon.log_text())) == 1
     assert daemon.terminate() == 0
+    assert len(re.findall(r"step failed", daemon.log_text())) == 1
 
 
 def check_lost(make, cause):

@@ -129,6 +129,7 @@ def test_a_drain_can_be_taken_back_and_can_stop(start, admin):
 
 def test_the_log_level_changes_at_once(start, admin):
     daemon = start(step_us=0, extra=["--admin-socket", admin])
+    until(lambda: " ready " in daemon.log_text(), "the last line of the start")
     assert ask(admin, "POST", "/admin/log-level", {"level": "error"}).status == 200
     daemon.complete(max_tokens=1)
     daemon.wait_idle()
