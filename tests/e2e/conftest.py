@@ -169,7 +169,7 @@ class Daemon:
         """From the log (`port=N`), which is written when the daemon listens."""
         if self.uds:
             return
-        while time.monotonic() - self.started < 60:
+        while time.monotonic() - self.started < 120:
             found = re.search(r'\b(?:port=|listening(?: url=|","url":")https?://[^\s"]+:)(\d+)(?=\D)', self.log_text())
             if found:
                 self.port = int(found.group(1))
