@@ -76,7 +76,7 @@ static void check_generate(struct inferd_client *c)
     g.stream = g.return_token_ids = g.return_timings = true;
     CHECK(!inferd_client_generate(c, &g, on_event, &streamed, 60000, &error));
     CHECK(streamed.len == whole.len && !memcmp(streamed.text, whole.text, whole.len));
-    CHECK(streamed.ids == 12 && streamed.chunks > 6 && streamed.total_us > 0);
+    CHECK(streamed.ids == 12 && streamed.chunks && streamed.total_us > 0);
     g.prompt = NULL;
     g.messages = &turn;
     g.message_count = 1;
@@ -116,9 +116,10 @@ static void check_ends(struct inferd_client *c)
     struct seen stopped = {.stop_after = 3}, late = {0}, cancelled = {0};
     uint64_t id;
 
-    g.stream = true;
+    g.stream = g.return_token_ids = true;
     CHECK(inferd_client_generate(c, &g, on_event, &stopped, 60000, &error) == INFERD_STOPPED);
     CHECK(stopped.chunks == 3 && !stopped.done);
+    CHECK(stopped.ids < 1500); /* a chunk is as many ids as there are by then, not the whole answer */
     CHECK(inferd_client_generate(c, &g, on_event, &late, 1000, &error) == INFERD_TIMEOUT);
     CHECK(!late.done && late.started == 1);
     CHECK(!inferd_client_submit(c, &g, on_event, &cancelled, &id, &error));

@@ -89,7 +89,7 @@ OPTIONS = {
     "zmq_key": ("--zmq-server-key-file", "zmq_key"),
     "zmq_clients": ("--zmq-client-keys-file", "zmq_clients"),
     "web_page": ("--web-page", "web_page"),
-    "load_ms": (None, "load_ms"),
+    "load_until": (None, "load_until"),
     "drain_ms": (None, "drain_ms"),
     "fault": ("--inject-fault", None),
     "step_timeout_s": ("--step-timeout-s", None),
@@ -169,7 +169,7 @@ class Daemon:
         """From the log (`port=N`), which is written when the daemon listens."""
         if self.uds:
             return
-        while time.monotonic() - self.started < 60:
+        while time.monotonic() - self.started < 120:
             found = re.search(r'\b(?:port=|listening(?: url=|","url":")https?://[^\s"]+:)(\d+)(?=\D)', self.log_text())
             if found:
                 self.port = int(found.group(1))
@@ -200,7 +200,7 @@ class Daemon:
         raise AssertionError(f"the daemon never became ready:\n{self.log_text()}")
 
     # --- talking ---
-    def raw(self, timeout=30):
+    def raw(self, timeout=PATIENCE_S):
         return Raw(self.address, timeout)
 
     def auth(self):
@@ -269,6 +269,11 @@ class Daemon:
         """Until the engine has so many sequences under way."""
         until(lambda: self.metrics()["inferd_requests_running"] >= count, f"{count} sequences run", seconds)
 
+    def wait_admitted(self, count):
+        """Until the engine has taken so many requests of one sequence since the daemon's start: some may have ended by then."""
+        names = ("inferd_requests_running", "inferd_requests_waiting", "inferd_requests_finished_total")
+        until(lambda: sum(map(self.metrics().get, names)) >= count, f"{count} sequences run, wait or are done")
+
     # --- process ---
     def begin_drain(self, seconds=PATIENCE_S):
         """SIGTERM, and back once the daemon has heard it; gives the first /ready that says so.
@@ -311,7 +316,7 @@ class Daemon:
         fields = open(f"/proc/{self.process.pid}/stat").read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def terminate(self, timeout=40):
+    def terminate(self, timeout=PATIENCE_S):
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)
 
@@ -359,7 +364,7 @@ def start(tmp):
                 code = daemon.terminate()
             except subprocess.TimeoutExpired:
                 daemon.process.kill()  # the others have to end all the same
-                code = "SIGKILL, 40 s after SIGTERM"
+                code = f"SIGKILL, {PATIENCE_S} s after SIGTERM"
             if code != 0:
                 faults.append(f"ended with {code}: {daemon.log_text()[-4000:]}")
         daemon.log.close()

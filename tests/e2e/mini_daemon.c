@@ -1,7 +1,7 @@
 /* mini_daemon.c - the front end over the null device, without cli: usage mini_daemon MODEL PORT [OPTION=VALUE ...].
  *
  * For tests of src/frontend and src/api alone, under sanitizers too. Options: step_us, io, text, keys (with commas),
- * body (bytes), header_s, body_s, idle_s, stall_s, load_ms (how long "loading" lasts), queue, seqs, context, uds,
+ * body (bytes), header_s, body_s, idle_s, stall_s, load_until (a file: "loading" lasts until it is there), queue, seqs, context, uds,
  * zmq (an endpoint), zmq_key, zmq_clients (files). */
 #include <signal.h>
 #include <stdio.h>
@@ -171,7 +171,10 @@ int main(int argc, char **argv)
                               .sequences_max = 512,
                               .fingerprint = "fp_null",
                               .no_logits = true};
-    pause_ms(option("load_ms", 0));
+    const char *loaded = text_option("load_until", NULL);
+
+    while (loaded && !stop_count && access(loaded, F_OK))
+        pause_ms(10);
     if (!stop_count) must(frontend_set_ready(frontend, engine, &model, &err), &err);
     while (!stop_count) {
         engine_probe(engine);

@@ -2,6 +2,8 @@
 import json
 import socket
 
+from pace import PATIENCE_S
+
 
 class Answer:
     def __init__(self, status, headers, body, version):
@@ -17,7 +19,7 @@ class Answer:
 class Raw:
     """One connection. send() any bytes; answer() reads one whole answer; closed() waits for the end."""
 
-    def __init__(self, address, timeout=30, source=None):
+    def __init__(self, address, timeout=PATIENCE_S, source=None):
         if isinstance(address, str):
             self.sock = socket.socket(socket.AF_UNIX)
             self.sock.settimeout(timeout)
@@ -101,7 +103,7 @@ class Raw:
                 rest, self.buf = self.buf, b""
                 return rest
 
-    def is_closed(self, within=5):
+    def is_closed(self, within=PATIENCE_S):
         """Whether the server ends the connection without sending anything more."""
         self.sock.settimeout(within)
         try:

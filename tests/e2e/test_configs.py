@@ -65,13 +65,13 @@ class Balancer:
         with socket.socket(socket.AF_UNIX) as s:
             s.connect(str(self.socket))
             s.sendall(command.encode() + b"\n")
-            return s.recv(65536).decode()
+            return b"".join(iter(lambda: s.recv(65536), b"")).decode()
 
     def up(self):
         return sum(",UP," in line for line in self.tell("show stat").splitlines() if line.startswith("inferd,") and ",BACKEND," not in line)
 
     def complete(self, _=None):
-        with Raw(("127.0.0.1", self.port), 20) as c:
+        with Raw(("127.0.0.1", self.port)) as c:
             c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 3, "ignore_eos": True}))
             return c.answer().status
 

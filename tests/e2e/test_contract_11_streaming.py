@@ -334,7 +334,7 @@ def test_a_slow_reader_gets_every_byte(start, tmp, where):
     body = {"prompt": "Hello", "max_tokens": 300, "n": 4, "seed": 9, "ignore_eos": True}
     wanted = [c["text"] for c in daemon.post("/v1/completions", body).json()["choices"]]
     for kind in ("keep", "close", "1.0"):
-        with daemon.raw(30) as c:
+        with daemon.raw() as c:
             c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
             headers = ["Connection: close"] if kind == "close" else []
             c.send(post("/v1/completions", {**body, "stream": True}, *headers,

@@ -66,7 +66,7 @@ def killed_clients(daemon):
             pid = os.fork()
             if pid == 0:
                 try:
-                    c = daemon.raw(30)
+                    c = daemon.raw()
                     c.send(post("/v1/completions", LONG_RUN))
                     c._until(b"data: ")
                     signal.pause()
@@ -95,7 +95,7 @@ def half_open(daemon):
              post("/v1/completions", LONG_RUN)]
     held = []
     for k in range(HALF_OPEN):
-        c = daemon.raw(30)
+        c = daemon.raw()
         c.send(parts[k % 5])
         held.append(c)
         if len(held) % 200 == 0:
@@ -130,7 +130,7 @@ def idle_connections(daemon):
     """Half of them silent, half after a request. Returns the memory that one takes, in bytes."""
     before, held, begin = daemon.rss(), [], time.monotonic()
     for k in range(IDLE):
-        c = daemon.raw(30)
+        c = daemon.raw()
         held.append(c)
         if k % 2:
             c.send(get("/health"))
@@ -233,8 +233,8 @@ def test_sigterm_under_load_ends_everything_as_it_should(start, tmp):
     """Running ones finish, later ones are refused in words, the long ones get an error event; no child, socket or memory is left."""
     shm = set(os.listdir("/dev/shm"))
     daemon = start(step_us=5000, drain_ms=4000, seqs=256, extra=["--admin-socket", tmp / "term.sock"])
-    short = [daemon.raw(30) for _ in range(100 // min(SHARE, 2))]
-    long_ = [daemon.raw(30) for _ in range(20)]
+    short = [daemon.raw() for _ in range(100 // min(SHARE, 2))]
+    long_ = [daemon.raw() for _ in range(20)]
     for c in short:
         c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 100}))
     for c in long_:
@@ -278,7 +278,7 @@ def test_an_engine_thread_that_stands_still_is_noticed(start, tmp, busy):
     tasks = pathlib.Path(f"/proc/{daemon.process.pid}/task")
     engine = next((int(t.name) for t in tasks.iterdir() if "engine" in (t / "comm").read_text()), None)
     assert engine, [(t / "comm").read_text() for t in tasks.iterdir()]
-    streams = [daemon.raw(30) for _ in range(5 if busy else 0)]
+    streams = [daemon.raw() for _ in range(5 if busy else 0)]
     for c in streams:
         c.send(post("/v1/completions", {**LONG_RUN, "max_tokens": 300}))
         assert c.head()[1] == 200

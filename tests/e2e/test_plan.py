@@ -108,7 +108,7 @@ def test_gpu_memory_is_planned_without_a_gpu():
 def test_wrong_use_is_told():
     for command in ("plan", "serve"):
         run = subprocess.run([str(binary()), command, str(model_path()), "--device", "cpu", "--gpu-memory", "1GB", "--port", "0"],
-                             capture_output=True, text=True, timeout=30)
+                             capture_output=True, text=True, timeout=60)
         assert run.returncode == 2 and "goes with --device cuda" in run.stderr, (command, run.stderr)
     assert subprocess.run([str(binary()), "plan"], capture_output=True).returncode == 2
     made_up = plan("--device", "null")  # plans from the shape; the weights are there all the same

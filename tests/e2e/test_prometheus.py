@@ -135,7 +135,7 @@ class Prometheus:
                                         stdout=self.log, stderr=subprocess.STDOUT)
 
     def api(self, path, **fields):
-        with urllib.request.urlopen(self.url + path + "?" + urllib.parse.urlencode(fields), timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path + "?" + urllib.parse.urlencode(fields), timeout=60) as answer:
             body = json.load(answer)
         assert body["status"] == "success", body
         return body["data"]
@@ -145,7 +145,7 @@ class Prometheus:
 
     def end(self):
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
         self.log.close()
 
 

@@ -47,7 +47,7 @@ def test_a_request_that_was_cut_has_its_figures(start, how):
         wanted = client.send(generate=pb.Generate(prompts=[body["prompt"].encode()], max_tokens=8000, ignore_eos=True,
                                                   stream=how == "zmq stream"))
     else:
-        raw = Raw(daemon.address, 10)
+        raw = Raw(daemon.address)
         raw.send(post("/v1/completions", body))
     until(lambda: daemon.metrics()["inferd_generation_tokens_total"] >= 30, "30 tokens")
     if how == "zmq cancel":
@@ -71,7 +71,7 @@ def test_a_request_that_was_cut_has_its_figures(start, how):
 def test_each_request_of_a_burst_has_its_line(start):
     """Lines are written after the answers of a turn: more of them than a turn keeps, on both front ends; refused ones too."""
     daemon = start(step_us=0, context=256, zmq="tcp://127.0.0.1:*")
-    with contextlib.closing(connect(daemon)) as client, daemon.raw(20) as raw:
+    with contextlib.closing(connect(daemon)) as client, daemon.raw() as raw:
         for i in range(300):
             client.send(generate=pb.Generate(prompts=[b"a"], max_tokens=1 if i % 10 else 100000), x_request_id=f"z{i}")
         raw.send(b"".join(post("/v1/completions", {"prompt": "a", "max_tokens": 1 if i % 10 else -1}, f"X-Request-Id: h{i}") for i in range(60)))
@@ -182,16 +182,16 @@ def test_the_threads_of_a_round_trip_stay_on_their_processors(start):
     """Those that are named and no others; also the thread that libzmq starts by itself."""
     mine = sorted(os.sched_getaffinity(0))
     daemon = start(zmq="tcp://127.0.0.1:*", extra=["--io-cpu-set", mine[-1]])
-    places = {}
-    for task in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir():
-        places.setdefault((task / "comm").read_text().strip(), set()).update(os.sched_getaffinity(int(task.name)))
-    bound = {"inferd-io", "inferd-zmq", "ZMQbg/IO/0", "inferd-engine"}
-    assert bound < set(places) and {"inferd", "inferd-text", "inferd-device"} < set(places)
-    for name, where in places.items():
-        if name in bound:
-            assert where == {mine[-1]}, name
-        elif not name.startswith("ZMQbg"):
-            assert where == set(mine), name
+    bound, free = {"inferd-io", "inferd-zmq", "ZMQbg/IO/0", "inferd-engine"}, {"inferd", "inferd-text", "inferd-device"}
+
+    def placed():
+        """Processors of each name, once each thread has said its name and has found its place."""
+        places = {}
+        for task in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir():
+            places.setdefault((task / "comm").read_text().strip(), set()).update(os.sched_getaffinity(int(task.name)))
+        right = {n: w == ({mine[-1]} if n in bound else set(mine)) for n, w in places.items() if n in bound or not n.startswith("ZMQbg")}
+        return bound | free <= set(right) and all(right.values())
+    until(placed, "each where it belongs")
 
 
 def test_unknown_variables_are_told_and_slips_refused(start):
@@ -220,14 +220,14 @@ def test_every_fault_of_the_operators_socket_has_a_code(start, tmp_path):
 
 def test_only_what_was_never_admitted_counts_as_rejected(start):
     """A request whose time runs out is rejected at the door or expires later: the counter knows the two apart, streams and whole answers."""
-    daemon = start(step_us=10_000, extra=["--max-queue-seqs", "4"])
+    daemon = start(step_us=10_000, seqs=8, extra=["--max-queue-seqs", "4"])  # two of the many below run, one waits
 
     def rejected():
         return {k: v for k, v in daemon.metrics().items() if k.startswith("inferd_requests_rejected_total") and v}
 
     for stream in (False, True):
-        with daemon.raw(20) as c:
-            c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": stream}, "X-Request-Timeout: 0.3"))
+        with daemon.raw() as c:
+            c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": stream}, "X-Request-Timeout: 2"))
             if stream:
                 assert c.head()[1] == 200 and b"ran out" in b"".join(c.chunks())
             else:
@@ -237,15 +237,11 @@ def test_only_what_was_never_admitted_counts_as_rejected(start):
     assert daemon.complete(n=5, max_tokens=1).status == 400 and rejected() == {}
     daemon.process.send_signal(signal.SIGSTOP)
     with contextlib.ExitStack() as stack:
-        many = [stack.enter_context(daemon.raw(20)) for _ in range(40)]
+        many = [stack.enter_context(daemon.raw()) for _ in range(40)]
         for c in many:
             c.send(post("/v1/completions", {"prompt": "a " * 100, "max_tokens": 500, "n": 4, "ignore_eos": True}))
         daemon.process.send_signal(signal.SIGCONT)
-        for _ in range(100):
-            if rejected():
-                break
-            time.sleep(0.02)
-    counts = rejected()
+        counts = until(rejected, "some rejected")
     assert list(counts) == ['inferd_requests_rejected_total{reason="queue_full"}'] and 0 < sum(counts.values()) < 40
 
 
@@ -285,11 +281,16 @@ def served(tmp_path, *options):
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen([str(binary()), "serve", str(model_path()), "--device", "null:1000", "--uds", paths[0], "--admin-socket",
                                     paths[1], "--zmq-listen", f"ipc://{paths[2]}", *options], stdout=log, stderr=log)
-    until = time.monotonic() + 60
-    while " ready " not in (tmp_path / "log").read_text() and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: " ready " in (tmp_path / "log").read_text(), "ready")
     assert all(p.is_socket() for p in paths)
     return process, paths
+
+
+def admitted(path):
+    """Whether a request is under way, or has been."""
+    with Raw(str(path)) as raw:
+        raw.send(get("/metrics"))
+        return re.search(r"^inferd_requests_(running|finished_total) 1$", raw.answer().body.decode(), re.M)
 
 
 @pytest.mark.parametrize("name", STOPS)
@@ -297,7 +298,7 @@ def test_every_signal_that_asks_for_an_end_drains(tmp_path, name):
     process, paths = served(tmp_path)
     with Raw(str(paths[0])) as raw:
         raw.send(post("/v1/completions", {"prompt": "a", "max_tokens": 200, "ignore_eos": True}))
-        time.sleep(0.05)
+        until(lambda: admitted(paths[0]), "the request is under way")  # one that comes behind the signal is refused
         process.send_signal(getattr(signal, name))
         assert raw.answer().status == 200
     assert process.wait(60) == 0 and not any(p.exists() for p in paths)
@@ -421,7 +422,7 @@ def test_client_keys_change_while_serving(start, tmp_path):
         reload("reload refused")  # and nothing has changed
         assert healthy(come(other_secret))
     clients.write_text(f"# without other\n{late}\n{mine}")
-    running = gone.send(generate=pb.Generate(prompts=[b"a"], max_tokens=300, ignore_eos=True))
+    running = gone.send(generate=pb.Generate(prompts=[b"a"], max_tokens=1500, ignore_eos=True))
     assert healthy(gone)
     reload("zmq client keys read count=2")
     assert healthy(kept) and healthy(come(late_secret))

@@ -1,15 +1,17 @@
 """`inferd simulate` tells what the daemon does: the same arrivals through both.
 
 Method: a trace of random arrivals replayed by `bench serve` against the daemon on the null device, whose step time is a constant, and through
-the simulator with that constant; medians must agree within 15 %. The machine may be busy with other things, which only ever makes
-the daemon slower, so the best of six replays counts."""
+the simulator with that constant; medians and tails must agree within 15 %. The machine may be busy with other things, which only ever
+makes the daemon slower, so the best of six replays counts, and none where the machine did other things in all of them."""
 import json
 import random
 import subprocess
+import time
 
 import pytest
 
 from conftest import ROOT, binary, model_path
+from pace import judged
 from rawhttp import Raw, get
 
 pytestmark = pytest.mark.skipif(binary().name == "mini_daemon", reason="mini_daemon has no command line")
@@ -44,8 +46,8 @@ def device(tmp_path_factory):
 @pytest.mark.alone
 def test_the_daemon_does_what_the_simulation_says(start, trace, device):
     told = json.loads(simulate("--trace", trace, "--device", device, "--max-num-seqs", 16, "--max-batch-wait-ms", 0, "--json", "-"))["runs"][0]
-    worst = None
-    for _ in range(6):
+
+    def agree():
         daemon = start(step_us=STEP_US, seqs=16)
         run = subprocess.run([str(binary()), "bench", "serve", "--url", daemon.url, "--trace", str(trace), "--warmup", "0", "--metric-percentiles",
                               "50,99", "--result-filename", "-"], capture_output=True, text=True, timeout=120)
@@ -55,10 +57,11 @@ def test_the_daemon_does_what_the_simulation_says(start, trace, device):
         assert real["completed"] == told["completed"] == 60
         assert real["total_output_tokens"] == told["total_output_tokens"]
         ratios = {key: real[key] / told[key] for key in ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms", "p50_e2el_ms")}
-        worst = ratios if worst is None else {key: min(worst[key], value) for key, value in ratios.items()}
-        if all(0.85 < value < 1.15 for value in worst.values()):
-            return
-    assert all(0.85 < value < 1.15 for value in worst.values()), worst
+        for key, value in ratios.items():
+            best[key] = min(value, best.get(key, value))
+        assert all(0.85 < value < 1.15 for value in best.values()), best
+    best = {}
+    judged(agree)
 
 
 def test_a_frontier_has_a_fit_and_throughput_grows_with_the_load(device):
@@ -114,7 +117,11 @@ def test_every_request_is_told_in_the_traces_order(trace, device):
 
 @pytest.mark.alone
 def test_a_fit_of_the_daemons_own_steps_finds_their_length(start, trace, tmp_path):
-    admin = tmp_path / "admin.sock"
+    judged(lambda: fit(start, trace, tmp_path))
+
+
+def fit(start, trace, tmp_path):
+    admin = tmp_path / f"admin-{time.monotonic_ns()}.sock"
     daemon = start(step_us=STEP_US, seqs=16, extra=["--admin-socket", str(admin)])
     run = subprocess.run([str(binary()), "bench", "serve", "--url", daemon.url, "--trace", str(trace), "--num-prompts", "20", "--warmup", "0",
                           "--result-filename", "-"], capture_output=True, text=True, timeout=120)

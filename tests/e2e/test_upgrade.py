@@ -6,6 +6,7 @@ listening socket that both inherit, as from systemd. Every request must be answe
 import asyncio
 import collections
 import json
+import select
 import signal
 import socket
 import time
@@ -41,6 +42,13 @@ async def read_answer(reader):
     return status, body, "connection: close" in head
 
 
+def has_ended(writer):
+    """By the kernel's word: this loop may not have come to hear of it yet."""
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 class Load:
     def __init__(self, port):
         self.port, self.pool = port, collections.deque()
@@ -51,7 +59,7 @@ class Load:
         reader = writer = None
         while kind < 5 and self.pool and reader is None:
             reader, writer = self.pool.popleft()
-            if reader.at_eof() or writer.is_closing():  # as every client with a pool looks
+            if reader.at_eof() or writer.is_closing() or has_ended(writer):  # as every client with a pool looks
                 writer.close()
                 reader = None
         try:

@@ -51,10 +51,13 @@ def test_a_stream_and_a_whole_answer_are_what_http_answers(server, client):
     wanted = server.complete(**fields).json()["choices"][0]["text"].encode()
     whole, last, responses = answer(client, prompts=[b"Once upon a time"], **fields)
     assert whole == wanted and kinds(responses) == ["started", "chunk", "done"]
-    streamed, last, responses = answer(client, prompts=[b"Once upon a time"], stream=True, **fields)
-    assert streamed == wanted and kinds(responses)[0] == "started" and kinds(responses)[-1] == "done"
-    assert len(responses) > 8  # tokens come one by one
-    assert last.done.usage.completion_tokens == 12 and last.done.usage.prompt_tokens == 4
+
+    def one_by_one():
+        streamed, last, responses = answer(client, prompts=[b"Once upon a time"], stream=True, **fields)
+        assert streamed == wanted and kinds(responses)[0] == "started" and kinds(responses)[-1] == "done"
+        assert last.done.usage.completion_tokens == 12 and last.done.usage.prompt_tokens == 4
+        assert len(responses) > 8, len(responses)
+    at_best(one_by_one)  # where the sender or the reader is held up several tokens come in a chunk
 
 
 def test_messages_are_rendered_as_http_renders_them(server, client):
@@ -366,8 +369,8 @@ def long_answer(client):
 
 
 def ask_and_not_read(daemon, wanted, count):
-    """A socket that has asked for all of it at once and takes next to nothing: while its answers follow each other it is not taken for
-    gone (a libzmq that does not read answers no heartbeat)."""
+    """A socket that has asked for all of it at once and takes next to nothing. A libzmq that does not read answers no heartbeat, and is
+    taken for gone where its answers do not follow each other quickly: unless it sends something (says_something)."""
     socket = zmq.Context.instance().socket(zmq.DEALER)
     for option, value in ((zmq.RCVHWM, 1), (zmq.RCVBUF, 4096), (zmq.LINGER, 0)):
         socket.setsockopt(option, value)
@@ -377,6 +380,11 @@ def ask_and_not_read(daemon, wanted, count):
     return socket
 
 
+def says_something(socket):
+    with contextlib.suppress(zmq.Again):
+        socket.send(b"", zmq.DONTWAIT)
+
+
 def test_whole_answers_that_are_not_read_are_bounded(start):
     """libzmq takes any number of large messages for a client that reads nothing: 512 MiB of them are held and no more, others are served
     meanwhile, and when the connection has ended there is room again."""
@@ -384,12 +392,19 @@ def test_whole_answers_that_are_not_read_are_bounded(start):
     other = connect(daemon)
     wanted = long_answer(other)
 
+    def vanished(metrics):
+        return metrics["inferd_zmq_clients_vanished_total"]
+
     def held():
         rss, before = daemon.rss(), daemon.metrics()
         refused, served = ('inferd_zmq_requests_total{kind="detokenize",status="%d"}' % status for status in (503, 200))
         slow = ask_and_not_read(daemon, wanted, 40)
-        until(lambda: sum(daemon.metrics().get(n, 0) - before.get(n, 0) for n in (refused, served)) >= 40 or
-              daemon.metrics()["inferd_zmq_clients"] == 0, "all are answered or refused")
+
+        def all_told():
+            says_something(slow)
+            now = daemon.metrics()
+            return sum(now.get(n, 0) - before.get(n, 0) for n in (refused, served)) >= 40 or vanished(now) > vanished(before)
+        until(all_told, "all are answered or refused", 600)
         assert other.ask(tokenize=pb.Tokenize(prompt=b"a")).tokenize.ids
         got = daemon.metrics()[served] - before[served]
         grown = daemon.grown(rss)
@@ -411,13 +426,19 @@ def test_a_connection_in_which_nothing_gets_through_ends(start):
     other = connect(daemon)
     wanted, rss = long_answer(other), daemon.rss()
     slow = ask_and_not_read(daemon, wanted, 8)
-    until(lambda: daemon.grown(rss) > 90 << 20, "messages are held")
+
+    def told():
+        """All are answered, and are held; or the connection has ended before that."""
+        says_something(slow)
+        now = daemon.metrics()
+        return now.get('inferd_zmq_requests_total{kind="detokenize",status="200"}', 0) >= 8 + 1 or now["inferd_zmq_clients_slow_total"] or \
+            now["inferd_zmq_clients_vanished_total"]
 
     def fallen():
-        with contextlib.suppress(zmq.Again):
-            slow.send(b"", zmq.DONTWAIT)  # who sends is not taken for gone
+        says_something(slow)
         return daemon.grown(rss) < 60 << 20
 
+    until(told, "answers are held")
     until(fallen, "and given up")
     slow.close()
     other.close()
@@ -465,8 +486,7 @@ def test_malformed_messages_are_answered_or_dropped(server):
         while c.socket.poll(0):
             pb.Batch.FromString(c.socket.recv())  # whatever comes can be read
     c.close()
-    server.wait_idle(5)
-    m = server.metrics()
+    m = server.wait_idle()
     assert m["inferd_zmq_malformed_total"] > count / 20, f"INFERD_TEST_SEED={seed}"
     again = connect(server)
     assert again.ask(health=pb.HealthQuery()).health.state == pb.Health.READY
@@ -490,10 +510,11 @@ def test_what_is_no_request_is_said_to_be_none(client):
 
 def test_too_large_a_message_closes_the_connection(start):
     daemon = start(step_us=0, body=65536, zmq="tcp://127.0.0.1:*")
-    c = connect(daemon, timeout_s=5)
+    c = connect(daemon)
     assert c.ask(health=pb.HealthQuery()).health.state == pb.Health.READY
     c.send(tokenize=pb.Tokenize(prompt=b"a" * 70000))
     c.send(health=pb.HealthQuery())  # libzmq connects again by itself
+    c.socket.setsockopt(zmq.RCVTIMEO, 5000)  # what was sent may have gone with the connection
     try:
         assert c.receive().id != c.last_id - 1
     except zmq.Again:
@@ -514,7 +535,6 @@ def test_small_parts_take_no_more_memory_than_their_message_may(server):
     c.send(generate=pb.Generate.FromString(block * 4000))  # 4 million empty turns in 8 MB
     response = c.receive()
     assert response.error.status == 400, response
-    time.sleep(0.3)
     assert server.grown(rss) < 400 << 20
     c.close()
 
@@ -618,20 +638,27 @@ def test_what_cannot_be_listened_on_is_an_error_at_start(start, options):
 # --- load and drain ---
 
 def test_a_full_queue_is_429_and_many_streams_are_whole(start):
-    daemon = start(step_us=2000, queue=8, seqs=4, zmq="tcp://127.0.0.1:*")
+    daemon = start(step_us=2000, queue=8, seqs=4, context=8192, zmq="tcp://127.0.0.1:*")
     c = connect(daemon)
+    held = [c.send(generate=pb.Generate(**LONG_RUN)) for _ in range(4)]
+    daemon.wait_running(4)  # all places taken, and the first comes free after 16 s or when the queue has been full
     for _ in range(40):
         c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=20, ignore_eos=True, stream=True))
-    ends, texts = {}, {}
+    ends = {}
     while len(ends) < 40:
         r = c.receive()
+        if r.id in held:
+            continue
         if r.WhichOneof("body") == "done":
             assert r.done.usage.completion_tokens == 20
             ends[r.id] = 200
         elif r.WhichOneof("body") == "error":
             assert r.error.code == "rate_limit_exceeded" and r.error.retry_after_s >= 1
             ends[r.id] = r.error.status
-    assert set(ends.values()) == {200, 429} and list(ends.values()).count(200) >= 8
+            if list(ends.values()).count(429) == 32:
+                for wanted in held:
+                    c.send(cancel=pb.Cancel(id=wanted))
+    assert list(ends.values()).count(200) == 8 and list(ends.values()).count(429) == 32
     c.close()
 
 
@@ -658,7 +685,7 @@ def test_drain_lets_running_requests_finish(start, extra):
     c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=150, ignore_eos=True))
     assert c.receive().WhichOneof("body") == "started"
     held = c.send(generate=pb.Generate(prompts=[b"a"], max_tokens=2000, ignore_eos=True))  # the drain does not end before it is told
-    daemon.wait_running(3)
+    daemon.wait_admitted(3)
     daemon.begin_drain()
     refused = c.send(generate=pb.Generate(prompts=[b"a"]))
     health = c.send(health=pb.HealthQuery())
@@ -676,7 +703,7 @@ def test_drain_lets_running_requests_finish(start, extra):
             done.add(r.id)
     assert daemon.process.poll() is None
     c.send(cancel=pb.Cancel(id=held))
-    assert daemon.process.wait(20) == 0
+    assert daemon.process.wait(60) == 0
     c.close()
 
 
@@ -699,14 +726,16 @@ def test_the_end_of_the_drain_ends_requests_with_an_error(start):
     c.close()
 
 
-def test_while_the_model_loads(start):
-    daemon = start(step_us=0, load_ms=1500, wait=False, program=mini_daemon(), zmq="tcp://127.0.0.1:*")
+def test_while_the_model_loads(start, tmp):
+    loaded = tmp / "zmq-loaded"
+    daemon = start(step_us=0, load_until=loaded, wait=False, program=mini_daemon(), zmq="tcp://127.0.0.1:*")
     c = connect(daemon)
     assert c.ask(health=pb.HealthQuery()).health.state == pb.Health.LOADING
     for body in (dict(generate=pb.Generate(prompts=[b"a"])), dict(tokenize=pb.Tokenize(prompt=b"a")),
                  dict(model_info=pb.ModelInfoQuery())):
         error = c.ask(**body).error
         assert error.code == "model_loading" and error.status == 503 and error.retry_after_s >= 1
+    loaded.touch()
     daemon.wait_ready()
     assert answer(c, prompts=[b"a"], max_tokens=1)[1].WhichOneof("body") == "done"
     c.close()
@@ -720,8 +749,7 @@ def test_the_log_has_a_line_per_request(server, client):
     assert started.x_request_id == "zmq-test.1"
     while client.receive().WhichOneof("body") != "done":
         pass
-    server.wait_idle()
-    line = next(line for line in server.log_text().splitlines() if "zmq-test.1" in line)
+    line = until(lambda: next((line for line in server.log_text().splitlines() if "zmq-test.1" in line), None), "the line")
     assert started.completion_id in line and "route=zmq" in line and "status=200" in line
     assert started.completion_id in [e["id"] for e in server.get("/stats").json()["ended"]]
 
@@ -733,18 +761,16 @@ def test_a_running_request_is_seen_in_stats(server, client):
     running = [r for r in server.get("/stats").json()["running"] if r["id"] == started.completion_id]
     assert running and running[0]["route"] == "zmq" and running[0]["prompt_tokens"] == 1
     client.socket.send(pb.Request(id=client.last_id + 1, cancel=pb.Cancel(id=client.last_id)).SerializeToString())
-    server.wait_idle()
-    assert server.get("/stats").json()["running"] == []
+    until(lambda: server.get("/stats").json()["running"] == [], "none runs")
 
 
 def test_counters(server, client):
     before = server.metrics()
     answer(client, prompts=[b"a"], max_tokens=1)
     client.ask(health=pb.HealthQuery())
-    after = server.metrics()
     for name in ('inferd_zmq_requests_total{kind="generate",status="200"}', 'inferd_zmq_requests_total{kind="health",status="200"}',
                  "inferd_zmq_messages_received_total", "inferd_zmq_messages_sent_total", "inferd_zmq_sent_bytes_total"):
-        assert after[name] > before[name], name
+        until(lambda: server.metrics()[name] > before.get(name, 0), name)
 
 
 def test_the_example_runs(server):

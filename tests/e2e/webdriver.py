@@ -55,7 +55,7 @@ class Browser:
             self._call("DELETE", self.session)
         finally:
             self.driver.terminate()
-            self.driver.wait(10)
+            self.driver.wait(60)
 
     def open(self, url):
         self._call("POST", f"{self.session}/url", {"url": url})
@@ -83,7 +83,7 @@ class Browser:
         found = self._call("POST", f"{self.session}/element", {"using": "css selector", "value": selector})
         self._call("POST", f"{self.session}/element/{found[ELEMENT]}/click", {})
 
-    def wait(self, script, *args, seconds=30):
+    def wait(self, script, *args, seconds=60):
         """Until the script's value is true; returns it."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:

@@ -32,7 +32,7 @@ def clean_environment():
 class Daemon:
     """A running server. `address` for sockets, `url` for clients; `post` and `get` for one request each."""
 
-    def __init__(self, *options, model=None, key=None, ready=True, ready_within=60):
+    def __init__(self, *options, model=None, key=None, ready=True, ready_within=120):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="inferd-log-", suffix=".txt")
         self.key, self.delays = key, {}
         self.started = time.monotonic()
@@ -134,7 +134,7 @@ class Daemon:
     def wait_idle(self, what="both gauges 0 and the pool full", seconds=PATIENCE_S):
         until(self.idle, what, seconds)
 
-    def connect(self, timeout=30):
+    def connect(self, timeout=PATIENCE_S):
         return wire.Connection(self.address, timeout)
 
     def rss_bytes(self, field="VmRSS"):
@@ -194,7 +194,7 @@ class Daemon:
         except ProcessLookupError:
             pass
 
-    def stop(self, seconds=40):
+    def stop(self, seconds=PATIENCE_S):
         if self.process.poll() is None:
             self.terminate()
         self.check_end(self.wait(seconds))

@@ -21,18 +21,19 @@ def aborted(daemon):
 
 @pytest.mark.sanitizer
 def test_clients_that_vanish_leave_nothing(slow):
-    """kf-18: streamed or not, in prefill, waiting or mid-stream, by FIN or by RST: gone (the issue: within 2 s, which a machine that
-    does other things cannot hold; their own end is 10 s away), nothing held."""
+    """kf-18: streamed or not, in prefill, waiting or mid-stream, by FIN or by RST: gone long before their own end (the issue: within 2 s,
+    which a machine that does other things cannot hold: so by what has been computed), nothing held."""
     slow.wait_idle()
     slow.get("/health")
     count, rng = (1000 if LONG else 50), random.Random(3)
     before, descriptors, threads = aborted(slow), slow.descriptors(), slow.threads()
-    seen = 0
+    seen, wanted, made = 0, 0, slow.metrics().value("inferd_generation_tokens_total")
     for k in range(count):
         c = slow.connect()
         prompt = [81] * rng.choice([1, 1, 700, 3000])
         body = {**ENDLESS, "prompt": prompt, "n": rng.choice([1, 1, 3]), "stream": k % 2 == 0}
         c.send(request_bytes("POST", COMPLETIONS, body))
+        wanted += body["n"] * body["max_tokens"]
         if k % 5 == 0 and k % 2 == 0:  # surely running: a chunk has come
             c.head()
             next(c.chunks())
@@ -40,9 +41,10 @@ def test_clients_that_vanish_leave_nothing(slow):
         else:
             time.sleep(rng.choice([0, 0, 0.003, 0.02]))
         c.reset() if k % 3 == 0 else c.close()
-    slow.wait_idle("everything gone, long before its own end", 8)
+    slow.wait_idle("everything gone")
     assert seen <= aborted(slow) - before <= count
     tokens = slow.metrics().value("inferd_generation_tokens_total")
+    assert tokens - made < wanted / 2, "they were computed to their own end"
     time.sleep(0.1)
     assert slow.metrics().value("inferd_generation_tokens_total") == tokens, "work goes on for nobody"
     until(lambda: slow.descriptors() <= descriptors + 1, f"{descriptors} descriptors, as before")
@@ -103,7 +105,7 @@ def test_one_of_many_pipelined_requests_vanishes_with_its_client(slow):
 
 
 def test_half_close_is_a_disconnect_or_is_answered(slow):
-    with slow.connect(10) as c:
+    with slow.connect() as c:
         c.send(request_bytes("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 20}))
         c.socket.shutdown(socket.SHUT_WR)
         raw = c.rest()
@@ -171,7 +173,13 @@ def test_sigterm_lets_running_requests_finish():
         whole.send(request_bytes("POST", CHAT, {"messages": [USER], "max_tokens": 280}))
         two = d.connect()
         two.send(request_bytes("POST", COMPLETIONS, {"prompt": ["a", "b", "c"], "max_tokens": 250}))  # two of its sequences wait
-        until(lambda: d.metrics().value("inferd_requests_running") == 5, "running")
+
+        def admitted():
+            """Seven sequences of five requests; on a slow machine some have ended when the last one comes."""
+            m = d.metrics()
+            ended = m.value("inferd_requests_finished_total")
+            return ended == 4 or ended + m.value("inferd_requests_running") + m.value("inferd_requests_waiting") >= 7
+        until(admitted, "all are admitted")
         d.begin_drain()
         checks = 0
         for method, path, body, right in (("GET", "/ready", None, {"draining"}),
@@ -181,7 +189,7 @@ def test_sigterm_lets_running_requests_finish():
                                           ("POST", COMPLETIONS, b"{", {"invalid_json"}),
                                           ("GET", "/health", None, {"ok"})):
             try:
-                with Connection(d.address, 5) as c:
+                with Connection(d.address) as c:
                     c.send(request_bytes(method, path, body))
                     answer = c.answer(method)
             except (ConnectionRefusedError, ConnectionResetError, EOFError):
@@ -199,7 +207,7 @@ def test_sigterm_lets_running_requests_finish():
         assert two.answer().json["usage"]["completion_tokens"] == 750
         assert d.process.poll() is None
         held.close()
-        d.check_end(d.wait(20))
+        d.check_end(d.wait(60))
 
 
 @pytest.mark.sanitizer
@@ -228,7 +236,7 @@ def test_a_second_sigterm_or_the_end_of_the_drain_time_ends_streams_with_an_erro
             assert answer.status in (500, 503), answer
         except (EOFError, ConnectionResetError):
             pass
-        d.check_end(d.wait(20))
+        d.check_end(d.wait(60))
         assert time.monotonic() - start < 20  # the time of the drain is 30 s, the streams' own 16 s at least
     with Daemon("--device", "null:4000", "--shutdown-timeout-s", 1) as d:
         streams = start_streams(d, 2, ENDLESS)
@@ -237,7 +245,7 @@ def test_a_second_sigterm_or_the_end_of_the_drain_time_ends_streams_with_an_erro
         for c in streams:
             ended(c)
         assert 0.7 < time.monotonic() - start < 15  # their own end is 16 s away
-        d.check_end(d.wait(20))
+        d.check_end(d.wait(60))
 
 
 def test_sigterm_ends_an_idle_server_at_once():
@@ -250,7 +258,7 @@ def test_sigterm_ends_an_idle_server_at_once():
         open_[8].send(request_bytes("POST", COMPLETIONS, {"prompt": "a"})[:-5])  # half a body is no running request
         start = time.monotonic()
         d.terminate()
-        d.check_end(d.wait(20))
+        d.check_end(d.wait(60))
         assert time.monotonic() - start < 15  # the time of a drain is 30 s
         for c in open_:
             c.close()
@@ -264,7 +272,7 @@ def test_many_clients_come_and_go_while_it_drains(tries):
     def client(d, k):
         while not over.is_set():
             try:
-                answer = d.post(COMPLETIONS, {"prompt": "a", "max_tokens": 20, "stream": k % 2 == 0}, timeout=10)
+                answer = d.post(COMPLETIONS, {"prompt": "a", "max_tokens": 20, "stream": k % 2 == 0})
                 if answer.status == 200 and k % 2 == 0:
                     parse_events(answer.body)
                 word = answer.status
@@ -286,7 +294,7 @@ def test_many_clients_come_and_go_while_it_drains(tries):
         d.check_end(d.wait(40))
         over.set()
         for t in threads:
-            t.join(15)
+            t.join(60)
             assert not t.is_alive()
     assert set(outcomes) <= {200, 503, "refused"}, set(outcomes)
 

@@ -80,11 +80,10 @@ FRAMING_ATTACKS = [
 @pytest.mark.sanitizer
 def test_framing_attacks_are_refused_and_the_connection_closed(null):
     def check(_, data, statuses):
-        with null.connect(10) as c:
+        with null.connect() as c:
             c.try_send(data)
             answer = c.answer(check=False)
             assert answer.status in statuses, answer
-            c.socket.settimeout(3)
             c.rest()  # a fault below the application may have any body; it must end with the connection
     each(FRAMING_ATTACKS, check)
     assert null.get("/health").status == 200
@@ -94,7 +93,7 @@ def test_framing_attacks_are_refused_and_the_connection_closed(null):
 def test_length_beside_chunked_is_never_read_by_the_length(null):
     hidden = request_bytes("GET", "/version", headers={"X-Request-Id": "hidden"})
     for lines in ((CHUNKED, length(4)), (length(4), CHUNKED), (length(len(END)), CHUNKED)):
-        with null.connect(10) as c:
+        with null.connect() as c:
             # By its length the body would end early, and the rest would be read as a request of its own.
             c.try_send(post(*lines, body=chunk(BODY) + END + hidden))
             answer = c.answer(check=False)
@@ -103,7 +102,7 @@ def test_length_beside_chunked_is_never_read_by_the_length(null):
             else:
                 assert answer.status == 200 and answer.json["object"] == "text_completion"
                 assert c.answer().header("x-request-id") == "hidden"
-    with null.connect(10) as c:
+    with null.connect() as c:
         c.try_send(post(CHUNKED, length(len(BODY)), body=END + hidden))  # empty when read as chunked
         assert c.answer(check=False).status == 400
 
@@ -119,7 +118,7 @@ GARBAGE = [b"\r\n\r\n\r\nGARBAGE\r\n\r\n", b"GET\r\n\r\n", b"GET /health\r\n\r\n
 @pytest.mark.sanitizer
 def test_garbage_is_refused_or_cut_and_harms_nobody(null):
     def check(data):
-        with null.connect(5) as c:
+        with null.connect() as c:
             c.try_send(data)
             if b"\r\n\r\n" in data:
                 try:
@@ -166,14 +165,14 @@ def test_a_long_text_in_1400_byte_pieces_is_the_same_text(null):
 @pytest.mark.sanitizer
 def test_expect_gets_100_unless_the_request_is_known_to_fail(keyed):
     key = f"Authorization: Bearer {KEYS[0]}"
-    with keyed.connect(5) as c:
+    with keyed.connect() as c:
         c.send(post(length(), key, "Expect: 100-continue", body=b""))
         assert c.head()[1] == 100
         c.send(BODY)
         assert c.answer().status == 200
 
     def check(status, data):
-        with keyed.connect(5) as c:
+        with keyed.connect() as c:
             c.send(data)
             assert c.head()[1] == status
     each([(404, post(length(), key, "Expect: 100-continue", body=b"", path="/v1/nowhere")),
@@ -186,14 +185,14 @@ def test_expect_gets_100_unless_the_request_is_known_to_fail(keyed):
 # --- 1.4 sizes ---
 
 def test_a_body_of_the_limit_works_and_one_byte_more_does_not(null):
-    with null.connect(60) as c:
+    with null.connect() as c:
         c.send(post(length(16 * MIB), body=BODY + b" " * (16 * MIB - len(BODY))))
         assert c.answer().status == 200
         c.send(post(length(16 * MIB + 1), body=b""))  # refused before any of the body is there
         answer = c.answer()
         assert answer.status == 413 and answer.error["code"] == "request_too_large"
         assert answer.header("connection").lower() == "close" and c.closed()
-    with null.connect(60) as c:
+    with null.connect() as c:
         c.try_send(post(length(16 * MIB + 1), body=BODY + b" " * (16 * MIB + 1 - len(BODY))))
         try:
             assert c.answer().status == 413
@@ -204,7 +203,7 @@ def test_a_body_of_the_limit_works_and_one_byte_more_does_not(null):
 def test_a_chunked_body_past_the_limit_is_cut_and_not_buffered(null):
     before = null.rss_bytes()
     null.reset_peak()
-    with null.connect(60) as c:
+    with null.connect() as c:
         piece = chunk(b" " * MIB)
         try:
             c.send(post(CHUNKED, body=chunk(BODY)))
@@ -220,12 +219,12 @@ def test_a_chunked_body_past_the_limit_is_cut_and_not_buffered(null):
 
 def test_headers_of_16_kib_work_and_of_256_kib_do_not(null):
     def works(data):
-        with null.connect(10) as c:
+        with null.connect() as c:
             c.send(data)
             assert c.answer("GET").status == 200
 
     def fails(data):
-        with null.connect(10) as c:
+        with null.connect() as c:
             c.try_send(data)
             try:
                 assert c.answer(check=False).status in (431, 414)
@@ -290,25 +289,35 @@ def test_a_body_made_to_blow_up_stays_under_16_times_its_size(null):
 @pytest.fixture(scope="module")
 def hasty():
     """Short times, and so a daemon of its own: elsewhere a client that is held up for a second is none of the test's matter."""
-    with Daemon("--device", "null:0", "--header-timeout-s", 1, "--idle-timeout-s", 2) as d:
+    with Daemon("--device", "null:0", "--header-timeout-s", 3, "--idle-timeout-s", 4) as d:
         yield d
 
 
 def test_an_incomplete_request_is_closed_in_time_and_blocks_nobody(hasty):
     halves = [b"", b"G", b"POST /v1/completions HTTP/1.1\r\nHos", post(length())[:-5], post(CHUNKED, body=b"1f")]
 
+    def is_open(c):
+        c.socket.setblocking(False)
+        try:
+            return c.socket.recv(1) != b""
+        except BlockingIOError:
+            return True
+        except ConnectionResetError:
+            return False
+        finally:
+            c.socket.settimeout(60)
+
     def others():
-        open_ = [hasty.connect(10) for _ in range(40)] + [hasty.connect(10) for _ in halves]
+        open_ = [hasty.connect() for _ in range(40)] + [hasty.connect() for _ in halves]
         for c, half in zip(open_[40:], halves):
             c.try_send(half)
-        start = time.monotonic()
         for _ in range(20):
             assert hasty.post(COMPLETIONS, SOUND).status == 200
-        assert time.monotonic() - start < 1, "others had to wait"  # none of the silent ones is closed before
+        assert all(is_open(c) for c in open_[:40]), "others had to wait for the end of the silent ones"
         return open_
     open_ = at_best(others)
     # A client that drips a byte now and then has still sent an incomplete request.
-    drip = hasty.connect(10)
+    drip = hasty.connect()
     drip_end = time.monotonic() + 30
     drip.send(b"GET /health HTTP/1.1\r\nX: ")
     dripped = False
@@ -321,22 +330,21 @@ def test_an_incomplete_request_is_closed_in_time_and_blocks_nobody(hasty):
             pass
         except (BrokenPipeError, ConnectionResetError):
             dripped = True
-    assert dripped, "a dripping client was kept for 30 s with a limit of 1 s"
+    assert dripped, "a dripping client was kept for 30 s with a limit of 3 s"
     for c in open_:
-        c.socket.settimeout(30)
         rest = c.rest()
         assert rest == b"" or rest.startswith(b"HTTP/1.1 408"), rest[:200]
     assert hasty.get("/health").status == 200
 
 
 def test_an_idle_connection_is_closed_after_its_time(hasty):
-    """After its 2 s, not after the usual 75."""
-    with hasty.connect(10) as c:
+    """After its 4 s, not after the usual 75."""
+    with hasty.connect() as c:
         start = time.monotonic()
         c.send(request_bytes("GET", "/health"))
         c.answer("GET")
         assert c.closed(40)
-        assert time.monotonic() - start > 1.0
+        assert time.monotonic() - start > 3
 
 
 # --- 1.1 versions, pipelining, 1.6 ids, 1.7 types ---
@@ -360,17 +368,17 @@ def test_pipelined_requests_are_answered_in_their_order(null):
 
 @pytest.mark.sanitizer
 def test_http_1_0_is_answered_without_chunks_and_closed(null):
-    with null.connect(10) as c:
+    with null.connect() as c:
         c.send(b"GET /health HTTP/1.0\r\n\r\n")  # Host is not required of 1.0
         answer = c.answer("GET")
         assert answer.status == 200 and not answer.chunked and c.closed()
-    with null.connect(10) as c:
+    with null.connect() as c:
         c.send(request_bytes("POST", COMPLETIONS, {**SOUND, "stream": True, "seed": 4}, version="1.0"))
         answer = c.answer()
         assert answer.status == 200 and not answer.chunked and answer.header("content-length") is None
         text = "".join(e["choices"][0]["text"] for e in parse_events(answer.body))
         assert text == null.complete(**SOUND, seed=4)["choices"][0]["text"]
-    with null.connect(10) as c:
+    with null.connect() as c:
         for _ in range(3):
             c.send(request_bytes("POST", COMPLETIONS, SOUND, {"Connection": "keep-alive"}, version="1.0"))
             answer = c.answer()
@@ -386,11 +394,11 @@ def test_http_1_0_is_answered_without_chunks_and_closed(null):
 def test_connection_close_is_honoured_and_upgrade_ignored(null):
     for path, body in (("/health", None), (COMPLETIONS, SOUND), (COMPLETIONS, {**SOUND, "stream": True}),
                        (COMPLETIONS, {"prompt": 1})):
-        with null.connect(10) as c:
+        with null.connect() as c:
             c.send(request_bytes("POST" if body else "GET", path, body, {"Connection": "close"}))
             c.answer()
             assert c.closed(), path
-    with null.connect(10) as c:
+    with null.connect() as c:
         for _ in range(2):
             c.send(request_bytes("POST", COMPLETIONS, SOUND, {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c",
                                                               "HTTP2-Settings": "AAMAAABkAARAAAAAAAIAAAAA"}))
@@ -548,7 +556,7 @@ def test_left_over_body_is_never_read_as_a_request(keyed):
     inner = request_bytes("GET", "/health", headers={"X-Request-Id": "inner"})
     for path, headers, status in (("/nowhere", {}, 404), ("/health", {}, 405), (COMPLETIONS, {}, 401),
                                   (COMPLETIONS, {"Authorization": f"Bearer {KEYS[0]}", "Content-Type": "text/plain"}, 415)):
-        with keyed.connect(5) as c:
+        with keyed.connect() as c:
             c.try_send(request_bytes("POST", path, inner * 3, headers))
             assert c.answer().status == status
             c.try_send(request_bytes("GET", "/version", headers={"X-Request-Id": "outer"}))
@@ -566,7 +574,7 @@ def test_order_of_refusals(keyed):
     long_ids = [17] * 9000
 
     def check(status, code, param, method, path, body, headers):
-        with keyed.connect(10) as c:
+        with keyed.connect() as c:
             c.try_send(request_bytes(method, path, body, headers))
             answer = c.answer(method)
         _expect(answer, status, code, param)

@@ -6,6 +6,8 @@ import json
 import re
 import socket
 
+from pace import PATIENCE_S
+
 TOKEN = re.compile(rb"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 STATUS_LINE = re.compile(rb"^HTTP/1\.([01]) ([1-5][0-9]{2}) [\x20-\x7e]*$")
 REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,128}$")
@@ -96,7 +98,7 @@ def check_error(status, body):
 class Connection:
     """One TCP connection. `send` bytes, then `answer` reads exactly one answer."""
 
-    def __init__(self, address, timeout=30):
+    def __init__(self, address, timeout=PATIENCE_S):
         self.socket = socket.create_connection(address, timeout=timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.pending = b""
@@ -205,7 +207,7 @@ class Connection:
             check_application_answer(answer, request_id)
         return answer
 
-    def closed(self, within=5):
+    def closed(self, within=PATIENCE_S):
         """True if the server closes the connection, without another byte, within so many seconds."""
         self.socket.settimeout(within)
         try:
@@ -234,7 +236,7 @@ def request_bytes(method, path, body=None, headers=(), version="1.1", host=True)
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + data
 
 
-def call(address, method, path, body=None, headers=(), timeout=60, **more):
+def call(address, method, path, body=None, headers=(), timeout=PATIENCE_S, **more):
     with Connection(address, timeout) as c:
         c.try_send(request_bytes(method, path, body, headers, **more))
         return c.answer(method)

@@ -38,7 +38,7 @@ def main(binary, model):
             server.send_signal(signal.SIGTERM)
             break
         time.sleep(0.01)
-    status = server.wait(15)
+    status = server.wait(60)
     reader.join()
     return 128 - status if status < 0 else status
 

@@ -116,20 +116,25 @@ def test_clients_that_vanish_while_long_prompts_are_computed():
     """With the default step size. What is on the device must run to its end: two steps, and two more until the end of the
     clients has been heard, of the 24 that the prompts would take."""
     with Daemon("--device", "cpu") as d:
+        ids = iter(range(81, 200))  # another prompt each time, which no cache has
+
         def steps():
             return d.metrics().value("inferd_steps_total")
-        open_ = []
-        for k in range(8):
-            open_.append(d.connect())
-            open_[-1].send(request_bytes("POST", COMPLETIONS, {"prompt": [81 + k] * 1500, "max_tokens": 100, "stream": k % 2 == 0}))
-        until(lambda: d.metrics().value("inferd_requests_running") > 0, "running")
-        time.sleep(0.2)
-        before = steps()
-        for c in open_:
-            c.close()
-        d.wait_idle()
-        print(f"{before:.0f} steps when they went, {steps():.0f} in all")
-        assert steps() - before <= 4
+
+        def vanish():
+            open_ = []
+            for k in range(8):
+                open_.append(d.connect())
+                open_[-1].send(request_bytes("POST", COMPLETIONS, {"prompt": [next(ids)] * 1500, "max_tokens": 100, "stream": k % 2 == 0}))
+            until(lambda: d.metrics().value("inferd_requests_running") > 0, "running")
+            time.sleep(0.2)
+            before = steps()
+            for c in open_:
+                c.close()
+            d.wait_idle()
+            print(f"{before:.0f} steps when they went, {steps():.0f} in all")
+            assert steps() - before <= 4
+        at_best(vanish, 3)
 
 
 def watch_start(d, seen):
@@ -138,7 +143,7 @@ def watch_start(d, seen):
     while time.monotonic() < end:
         for method, path, body in (("GET", "/ready", None), ("GET", "/health", None), ("GET", "/v1/models", None),
                                    ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 1}), ("POST", "/tokenize", {"prompt": "a"})):
-            with Connection(d.address, 10) as c:
+            with Connection(d.address) as c:
                 c.send(request_bytes(method, path, body))
                 answer = c.answer(method)
             if path == "/ready" and answer.status == 200:

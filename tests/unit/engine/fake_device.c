@@ -405,9 +405,11 @@ static void pause_for(struct fake *f, const struct step *step)
     uint64_t ns = (uint64_t)step->row_count * f->options.row_ns;
 
     if (f->options.step_us) ns += draw(f) % (2000 * (uint64_t)f->options.step_us);
-    if (ns == 0) return;
+    if (ns == 0 && !f->options.hold) return;
     pthread_mutex_unlock(&f->mutex);
     nanosleep(&(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
+    while (f->options.hold && atomic_load(f->options.hold))
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
     pthread_mutex_lock(&f->mutex);
 }
 

@@ -7,6 +7,8 @@
  * is written is used by no other slot in any step in flight; opens before use; body, then sample. */
 #pragma once
 
+#include <stdatomic.h>
+
 #include "device/device.h"
 
 struct fake_options {
@@ -16,6 +18,7 @@ struct fake_options {
     uint64_t refuse_one_in;     /* of so many submissions one gives STATUS_DEVICE; 0: none */
     uint64_t bad_logits_one_in; /* of so many outputs one is OUTPUT_BAD_LOGITS; 0: none */
     uint64_t lose_at;           /* this step loses the device; 0: none */
+    const atomic_bool *hold;    /* while it is true no step ends; NULL: they do */
     bool answer_only;           /* no KV, no checks, made-up tokens: for measuring the host */
     uint64_t seed;
 };

@@ -218,7 +218,7 @@ void client_finish(struct client *client)
     uint32_t choices = request_choices(client->request);
 
     for (int tries = 0; !client->error && client->finished_count < choices; tries++) {
-        if (tries == 100000) fail_msg("the request never ended");
+        if (tries == 600000) fail_msg("the request never ended");
         if (!client_read(client, UINT32_MAX)) rig_pause_us(100);
     }
     EXPECT_EQ(client->wrong, 0);

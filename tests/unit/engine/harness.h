@@ -21,7 +21,7 @@ void rig_init(struct rig *rig);
 void rig_start(struct rig *rig);
 /* Waits until the engine is idle, checks that the pool is full again and that the counters add up, ends everything. */
 void rig_stop(struct rig *rig);
-/* Waits until the condition holds of the numbers, at most 10 s. */
+/* Waits until the condition holds of the numbers, a minute or more. */
 #define RIG_WAIT(rig, stats, cond)                                                         \
     do {                                                                                   \
         for (int tries_ = 0;; tries_++) {                                                  \
@@ -55,7 +55,7 @@ struct request *client_request(uint32_t prompts, uint32_t prompt_tokens, uint32_
 void client_init(struct client *client, struct request *request);
 /* Reads at most `most` outputs of the ring and checks each; returns how many. */
 uint32_t client_read(struct client *client, uint32_t most);
-/* Reads until all choices are finished or an error came, at most 10 s. */
+/* Reads until all choices are finished or an error came, a minute or more. */
 void client_finish(struct client *client);
 void client_fini(struct client *client); /* drops the request */
 /* The token that choice must get as its index-th, given what it got before. */

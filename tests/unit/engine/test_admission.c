@@ -39,11 +39,12 @@ TEST(a_queue_that_one_tenant_has_filled_has_room_for_another)
     struct rig rig;
     struct client c[MOST];
     uint32_t n = 0, others = 0;
+    atomic_bool hold = true; /* nobody ends while they come */
 
     rig_init(&rig);
     rig.options.max_num_seqs = 1;
     rig.options.queue_seqs_max = 8;
-    rig.fake.step_us = 5000;
+    rig.fake.hold = &hold;
     rig_start(&rig);
     while (submit(&rig, &c[n], 1, 10, 100) == STATUS_OK)
         n++;
@@ -53,6 +54,7 @@ TEST(a_queue_that_one_tenant_has_filled_has_room_for_another)
     while (submit(&rig, &c[n + 1 + others], 2, 10, 10) == STATUS_OK)
         others++;
     EXPECT_TRUE(others >= 3 && others <= 5); /* its share of 8 is 4 */
+    atomic_store(&hold, false);
     for (uint32_t i = 0; i < n - 1; i++)
         engine_cancel(rig.engine, c[i].request);
     finish_all(c, n + 1 + others);
@@ -74,15 +76,17 @@ static enum status submit_within(struct rig *rig, struct client *c, int64_t ms, 
     return st;
 }
 
-/* Rows of 150 us: fifty prompts of 60 tokens are 450 ms of work, long enough to be submitted in whatever else the machine does. */
+/* Rows of 150 us: fifty prompts of 60 tokens are 450 ms of work, of which none is done before all have come. */
 TEST(what_would_be_late_is_refused_at_once)
 {
     struct rig rig;
     struct client c[MOST];
     uint32_t retry = 0;
+    atomic_bool hold = false;
 
     rig_init(&rig);
     rig.fake.row_ns = 150000;
+    rig.fake.hold = &hold;
     rig_start(&rig);
     for (uint32_t i = 0; i < 40; i++) { /* it learns the pace */
         EXPECT_EQ(submit_within(&rig, &c[0], 0, &retry), STATUS_OK);
@@ -90,11 +94,13 @@ TEST(what_would_be_late_is_refused_at_once)
     }
     EXPECT_EQ(submit_within(&rig, &c[0], 1000, &retry), STATUS_OK);
     finish_all(c, 1);
+    atomic_store(&hold, true);
     for (uint32_t i = 0; i < 50; i++)
         EXPECT_EQ(submit_within(&rig, &c[i], 0, &retry), STATUS_OK);
     EXPECT_EQ(submit_within(&rig, &c[50], 10, &retry), STATUS_FULL);
     EXPECT_TRUE(retry >= 1 && retry <= 60);
     EXPECT_EQ(submit_within(&rig, &c[50], 20000, &retry), STATUS_OK);
+    atomic_store(&hold, false);
     finish_all(c, 51);
     EXPECT_EQ(c[50].error, false);
     rig_stop(&rig);

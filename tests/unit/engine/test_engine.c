@@ -245,11 +245,12 @@ TEST(a_full_queue_refuses_at_once_and_says_when_to_come_back)
     struct engine_stats s;
     struct error err;
     uint32_t retry = 0, taken = 0;
+    atomic_bool hold = true; /* nobody ends while they come */
 
     rig_init(&rig);
     rig.options.max_num_seqs = 2;
     rig.options.queue_seqs_max = 6;
-    rig.fake.step_us = 2000;
+    rig.fake.hold = &hold;
     rig_start(&rig);
     for (int i = 0; i < 20; i++) {
         client_init(&c[i], client_request(1, 10, 1, 20, 64));
@@ -266,6 +267,7 @@ TEST(a_full_queue_refuses_at_once_and_says_when_to_come_back)
     EXPECT_TRUE(taken >= 6 && taken <= 8);
     engine_stats(rig.engine, &s);
     EXPECT_EQ(s.requests_rejected, 20 - taken);
+    atomic_store(&hold, false);
     for (int i = 0; i < 20; i++)
         if (c[i].request) {
             client_finish(&c[i]);
