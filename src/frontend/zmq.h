@@ -49,8 +49,9 @@ struct zmq_client {
     struct zmq_call *calls;
     uint32_t call_count;
     struct buf out;     /* Responses not yet given to the socket */
-    uint64_t out_large; /* of frontend.answer_bytes: large whole answers in `out` */
-    zmq_msg_t pending;  /* built from out, not taken by the socket */
+    uint64_t out_large; /* of frontend.answers, as `holder`: large whole answers in `out` */
+    uint64_t holder;
+    zmq_msg_t pending; /* built from out, not taken by the socket */
     bool has_pending;
     int64_t stuck_ns, sent_ns, lazy_ns;
     struct zmq_client *dirty_next;

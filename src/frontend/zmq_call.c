@@ -3,7 +3,9 @@
  *   PARSING (with a text thread) --opened--> STREAM or WAITING --ended--> freed
  *      |                                        |
  *      +-- client gone, or cancelled: it ends when the text thread gives it back */
+#include <arpa/inet.h>
 #include <assert.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -252,6 +254,19 @@ static void cancel(struct zmq_front *z, struct zmq_client *client, const struct 
 
 /* --- taking requests --- */
 
+/* Where the message came from, as the front end numbers addresses; of ipc the user (libzmq says ":UID:GID:PID"). */
+static uint64_t address_of(zmq_msg_t *message)
+{
+    const char *text = zmq_msg_gets(message, "Peer-Address");
+    struct sockaddr_in v4 = {.sin_family = AF_INET};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6};
+
+    if (!text) return 0;
+    if (inet_pton(AF_INET, text, &v4.sin_addr) == 1) return address_key((struct sockaddr *)&v4);
+    if (inet_pton(AF_INET6, text, &v6.sin6_addr) == 1) return address_key((struct sockaddr *)&v6);
+    return *text == ':' ? hash_bytes(text, 1 + strcspn(text + 1, ":"), hash_secret()) : 0;
+}
+
 static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
                              const struct api_head *head, zmq_msg_t *message)
 {
@@ -266,6 +281,7 @@ static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
     call->limits = z->settings->o.limits;
     call->tenant =
         z->settings->o.api_key_count ? hash_bytes(head->api_key.ptr, head->api_key.len, 0) : 0;
+    call->holder = call->tenant ? call->tenant : address_of(message);
     buf_init(&call->body, 0);
     buf_init(&call->out, 0);
     zc->client = client;
@@ -295,9 +311,7 @@ static void link_client(struct zmq_front *z, struct zmq_call *zc)
 static bool begin(struct zmq_front *z, struct zmq_call *zc, size_t bytes, bool plain,
                   struct api_fault *fault)
 {
-    if (!call_reserve_body(&zc->call, bytes))
-        return api_refuse(fault, 503, "service_unavailable", NULL,
-                          "The server is reading too many large requests; try again.");
+    if (!call_reserve_body(&zc->call, bytes, fault)) return false;
     if (plain && bytes <= OPEN_HERE_BYTES && z->opened_here < OPEN_HERE_MAX) {
         z->opened_here++;
         call_run(&zc->call); /* ends in zmq_front_done */
@@ -437,8 +451,11 @@ static void pump_stream(struct zmq_client *client, struct call *call, bool *more
 /* A whole answer moves when nothing is before it. */
 static void take_whole(struct zmq_client *client, struct call *call, struct buf *answer)
 {
-    client->out_large += call->answer_reserved; /* the client's from here on */
-    call->answer_reserved = 0;
+    if (!client->out_large) client->holder = call->holder;
+    if (share_move(call->frontend->answers, call->holder, client->holder, call->answer_reserved)) {
+        client->out_large += call->answer_reserved; /* the client's from here on */
+        call->answer_reserved = 0;
+    }
     if (!client->out.len && !buf_status(&client->out)) {
         buf_fini(&client->out);
         client->out = *answer;

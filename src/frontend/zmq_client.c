@@ -69,7 +69,7 @@ static void drop_out(struct zmq_front *z, struct zmq_client *c)
 {
     buf_fini(&c->out);
     buf_init(&c->out, 0);
-    atomic_fetch_sub(&z->frontend->answer_bytes, c->out_large);
+    share_give(z->frontend->answers, c->holder, c->out_large);
     c->out_large = 0;
 }
 
@@ -156,15 +156,15 @@ void zmq_blocks_fini(struct zmq_blocks *b)
 
 /* A message with large whole answers in it: they count against the limit of all until libzmq has sent it or given it up. */
 struct large {
-    struct frontend *frontend;
-    uint64_t bytes;
+    struct share_pool *answers;
+    uint64_t holder, bytes;
 };
 
 static void give_up_large(void *block, void *hint)
 {
     struct large *large = hint;
 
-    atomic_fetch_sub(&large->frontend->answer_bytes, large->bytes);
+    share_give(large->answers, large->holder, large->bytes);
     free(block);
     free(large);
 }
@@ -174,7 +174,7 @@ static bool build_large(struct zmq_front *z, struct zmq_client *c)
     struct large *large = malloc(sizeof *large);
 
     if (!large) return false;
-    *large = (struct large){z->frontend, c->out_large};
+    *large = (struct large){z->frontend->answers, c->holder, c->out_large};
     if (zmq_msg_init_data(&c->pending, c->out.ptr, c->out.len, give_up_large, large)) {
         free(large);
         return false;
