@@ -3,9 +3,7 @@
  *   PARSING (with a text thread) --opened--> STREAM or WAITING --ended--> freed
  *      |                                        |
  *      +-- client gone, or cancelled: it ends when the text thread gives it back */
-#include <arpa/inet.h>
 #include <assert.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -254,19 +252,6 @@ static void cancel(struct zmq_front *z, struct zmq_client *client, const struct 
 
 /* --- taking requests --- */
 
-/* Where the message came from, as the front end numbers addresses; of ipc the user (libzmq says ":UID:GID:PID"). */
-static uint64_t address_of(zmq_msg_t *message)
-{
-    const char *text = zmq_msg_gets(message, "Peer-Address");
-    struct sockaddr_in v4 = {.sin_family = AF_INET};
-    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6};
-
-    if (!text) return 0;
-    if (inet_pton(AF_INET, text, &v4.sin_addr) == 1) return address_key((struct sockaddr *)&v4);
-    if (inet_pton(AF_INET6, text, &v6.sin6_addr) == 1) return address_key((struct sockaddr *)&v6);
-    return *text == ':' ? hash_bytes(text, 1 + strcspn(text + 1, ":"), hash_secret()) : 0;
-}
-
 static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
                              const struct api_head *head, zmq_msg_t *message)
 {
@@ -281,7 +266,7 @@ static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
     call->limits = z->settings->o.limits;
     call->tenant =
         z->settings->o.api_key_count ? hash_bytes(head->api_key.ptr, head->api_key.len, 0) : 0;
-    call->holder = call->tenant ? call->tenant : address_of(message);
+    call->holder = call->tenant ? call->tenant : zmq_peer_address(message);
     buf_init(&call->body, 0);
     buf_init(&call->out, 0);
     zc->client = client;
@@ -424,6 +409,7 @@ void zmq_call_handle(struct zmq_front *z, struct slice id, zmq_msg_t *message, b
     if (!bytes.len && !extra) return; /* a client's own way of keeping its connection warm */
     client = zmq_client_open(z, id);
     if (!client) return; /* no memory: dropped, as a lost packet */
+    zmq_peer_note(client, message);
     /* It reads nothing, and would be answered without end: dropped until it does, or is cut. */
     if (client->stuck && client->out.len > ZMQ_OUT_HARD) return;
     if (!extra && api_proto_head(bytes, &head)) {
