@@ -215,9 +215,6 @@ void sse_flush(struct call *call);
 void sse_fail(struct call *call, const struct api_fault *fault);
 
 /* --- http.c --- */
-/* An error answer past libmicrohttpd, straight into a socket that takes it; the connection must end then. request_id may be
- * NULL. */
-void http_answer_by_hand(int fd, const struct api_fault *fault, const char *request_id);
 /* Whether the head of a request that is being read there has a Content-Length that libmicrohttpd does not take: then it has been
  * answered, and nothing more can be sent. */
 bool http_refuse_length(struct conn *conn);
