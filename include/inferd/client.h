@@ -197,6 +197,11 @@ int inferd_client_model(struct inferd_client *client, int timeout_ms, struct inf
 int inferd_client_tokenize(struct inferd_client *client, const char *text, size_t len,
                            int timeout_ms, int32_t **ids, size_t *count,
                            struct inferd_error *error);
+/* The ids that this generation's prompt or messages would have (with its model, truncate_prompt_tokens, continue_final_message and
+ * chat_template_kwargs; what is not of its prompt plays no part). Of one that has `ids` already: INFERD_INVALID. */
+int inferd_client_tokenize_as(struct inferd_client *client, const struct inferd_generate *generate,
+                              int timeout_ms, int32_t **ids, size_t *count,
+                              struct inferd_error *error);
 /* *text: malloc'ed with a NUL behind its *len bytes, the caller frees it. */
 int inferd_client_detokenize(struct inferd_client *client, const int32_t *ids, size_t count,
                              int timeout_ms, char **text, size_t *len, struct inferd_error *error);

@@ -493,6 +493,10 @@ static void open_tokenize(const struct api_model *model, const Inferd__V1__Token
     set_bool(&b, "add_generation_prompt", t->has_add_generation_prompt, t->add_generation_prompt);
     set_bool(&b, "continue_final_message", t->has_continue_final_message,
              t->continue_final_message);
+    set_int(&b, "truncate_prompt_tokens", t->has_truncate_prompt_tokens, t->truncate_prompt_tokens);
+    set_json(&b, "chat_template_kwargs", t->chat_template_kwargs);
+    set_json(&b, "documents", t->documents);
+    set_name(&b, "reasoning_effort", t->reasoning_effort);
     if (b.ok && tokenize_ids(model, b.object, &ids, &out->fault)) {
         out->kind = API_BODY;
         proto_out_ids(client->message_id, ids.ids, ids.count, model->context_tokens, &out->body);

@@ -603,12 +603,13 @@ int cli_serve(int argc, char **argv)
     struct server s = {.config = &config, .progress_lock = PTHREAD_MUTEX_INITIALIZER};
     struct error err;
     sigset_t signals;
+    char form[64];
     int status;
 
     block_signals(
         &signals); /* before anything else: one that comes early is heard later, and kills nobody */
     if (config_parse(argc, argv, &config, &err)) {
-        observe_setup_form(config_peek(argc, argv, "log_format"));
+        observe_setup_form(config_peek(argc, argv, "log_format", form));
         tell_failure(&err);
         return 2;
     }

@@ -156,22 +156,56 @@ static int read_ids(void *out, const Inferd__V1__Response *r)
     return INFERD_OK;
 }
 
-int inferd_client_tokenize(struct inferd_client *c, const char *text, size_t len, int timeout_ms,
-                           int32_t **ids, size_t *count, struct inferd_error *error)
+static int ask_ids(struct inferd_client *c, Inferd__V1__Tokenize *query, int timeout_ms,
+                   int32_t **ids, size_t *count, struct inferd_error *error)
 {
     Inferd__V1__Request request = INFERD__V1__REQUEST__INIT;
-    Inferd__V1__Tokenize query = INFERD__V1__TOKENIZE__INIT;
     struct ids_out out = {ids, count};
     struct answer a = {.error = error,
                        .wanted = INFERD__V1__RESPONSE__BODY_TOKENIZE,
                        .read = read_ids,
                        .out = &out};
 
+    request.body_case = INFERD__V1__REQUEST__BODY_TOKENIZE;
+    request.tokenize = query;
+    return ask(c, &request, timeout_ms, &a);
+}
+
+int inferd_client_tokenize(struct inferd_client *c, const char *text, size_t len, int timeout_ms,
+                           int32_t **ids, size_t *count, struct inferd_error *error)
+{
+    Inferd__V1__Tokenize query = INFERD__V1__TOKENIZE__INIT;
+
     query.has_prompt = true;
     query.prompt = (ProtobufCBinaryData){len ? len : strlen(text), (uint8_t *)(uintptr_t)text};
-    request.body_case = INFERD__V1__REQUEST__BODY_TOKENIZE;
-    request.tokenize = &query;
-    return ask(c, &request, timeout_ms, &a);
+    return ask_ids(c, &query, timeout_ms, ids, count, error);
+}
+
+int inferd_client_tokenize_as(struct inferd_client *c, const struct inferd_generate *generate,
+                              int timeout_ms, int32_t **ids, size_t *count,
+                              struct inferd_error *error)
+{
+    Inferd__V1__Tokenize query = INFERD__V1__TOKENIZE__INIT;
+    Inferd__V1__Generate message;
+    int st = client_message_of(generate, &message, error);
+
+    if (st) return st;
+    query.has_prompt = message.n_prompts > 0;
+    if (query.has_prompt) query.prompt = message.prompts[0];
+    query.messages = message.messages;
+    query.n_messages = message.n_messages;
+    query.model = message.model;
+    query.has_truncate_prompt_tokens = message.has_truncate_prompt_tokens;
+    query.truncate_prompt_tokens = message.truncate_prompt_tokens;
+    query.has_continue_final_message = message.has_continue_final_message;
+    query.continue_final_message = message.continue_final_message;
+    query.has_chat_template_kwargs = message.has_chat_template_kwargs;
+    query.chat_template_kwargs = message.chat_template_kwargs;
+    st = message.n_prompt_ids
+             ? client_fail(error, INFERD_INVALID, "ids are ids already: give a prompt or messages")
+             : ask_ids(c, &query, timeout_ms, ids, count, error);
+    client_message_fini(&message);
+    return st;
 }
 
 struct text_out {

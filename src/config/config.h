@@ -42,9 +42,9 @@ enum config_source { CONFIG_DEFAULT, CONFIG_FILE, CONFIG_ENVIRONMENT, CONFIG_FLA
  * STATUS_CORRUPT (the file), STATUS_NOMEM. */
 enum status config_parse(int argc, char **argv, struct config *out, struct error *err);
 void config_fini(struct config *config);
-/* The last value that a flag, or else the variable, gives the option, unchecked: for who must say in which form that config_parse
- * has failed. NULL: none does. Borrowed from both. */
-const char *config_peek(int argc, char **argv, const char *field);
+/* The last value that a flag, or else the variable, or else the file (as far as it can be read) gives the option, unchecked: for who
+ * must say in which form that config_parse has failed. NULL: none does, or not in 63 bytes. Else `out`. */
+const char *config_peek(int argc, char **argv, const char *field, char out[static 64]);
 
 /* Whether the option was given anywhere; field: "max_model_len". */
 bool config_given(const struct config *config, const char *field);
@@ -67,6 +67,8 @@ void config_print_man(FILE *to, const char *version);
 enum status config_set(struct config *config, const char *name, const char *text,
                        enum config_source source, const char *where, struct error *err);
 enum status config_read_file(struct config *config, const char *path, struct error *err);
+/* The first value in quotes that the file gives the option, where it is JSON or else in front of its first fault; for config_peek. */
+const char *config_peek_file(const char *path, const char *field, char out[static 64]);
 /* Number of the option with this name (hyphens or underscores, or an alias with its dashes), or -1. */
 int config_find(const char *name);
 /* The name nearest to `name`, at most so many edits away (letters changed, left out or put in); NULL when none is. */

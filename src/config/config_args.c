@@ -205,7 +205,8 @@ enum status config_parse(int argc, char **argv, struct config *out, struct error
     return st;
 }
 
-const char *config_peek(int argc, char **argv, const char *field)
+/* The same of flags and the environment. */
+static const char *peek_given(int argc, char **argv, const char *field)
 {
     char name[80];
     const char *found = NULL;
@@ -220,6 +221,16 @@ const char *config_peek(int argc, char **argv, const char *field)
         found = argv[i][len] ? argv[i] + len + 1 : i + 1 < argc ? argv[i + 1] : NULL;
     }
     return found ? found : getenv(variable_of(field, name));
+}
+
+const char *config_peek(int argc, char **argv, const char *field, char out[static 64])
+{
+    const char *found = peek_given(argc, argv, field);
+    const char *file = found ? NULL : peek_given(argc, argv, "config");
+
+    if (!found) return file ? config_peek_file(file, field, out) : NULL;
+    if (strlen(found) >= 64) return NULL;
+    return strcpy(out, found);
 }
 
 bool config_stderr_is_journal(void)

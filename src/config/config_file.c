@@ -79,6 +79,71 @@ static enum status set_member(struct config *c, const char *key, const json_t *v
     return st;
 }
 
+/* The string that begins at *at, a quote, as it stands; *at moves behind it. No string where it has no end. */
+static struct slice take_quoted(const char **at, const char *end)
+{
+    const char *from = ++*at;
+
+    while (*at < end && **at != '"')
+        *at += **at == '\\' && *at + 1 < end ? 2 : 1;
+    struct slice text = slice_of(from, (size_t)(*at - from));
+
+    if (*at >= end) return slice_of(NULL, 0);
+    ++*at;
+    return text;
+}
+
+static void skip_blanks(const char **at, const char *end)
+{
+    while (*at < end && strchr(" \t\r\n", **at))
+        ++*at;
+}
+
+static bool names_option(struct slice key, int option)
+{
+    char name[80];
+
+    if (!key.len || key.len >= sizeof name) return false;
+    memcpy(name, key.ptr, key.len);
+    name[key.len] = '\0';
+    return config_find(name) == option;
+}
+
+const char *config_peek_file(const char *path, const char *field, char out[static 64])
+{
+    struct error err;
+    json_error_t fault;
+    char *text;
+    uint64_t len;
+    struct slice value = {0};
+
+    if (file_read(path, FILE_BYTES_MAX, &text, &len, &err)) return NULL;
+    json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &fault);
+    const char *at = text,
+               *end = text + (root || fault.position > (int)len ? len : (size_t)fault.position);
+
+    json_decref(root);
+    while (!value.ptr && at < end) {
+        if (*at != '"') {
+            at++;
+            continue;
+        }
+        struct slice key = take_quoted(&at, end);
+
+        skip_blanks(&at, end);
+        if (at == end || *at != ':' || !names_option(key, config_find(field))) continue;
+        at++;
+        skip_blanks(&at, end);
+        if (at < end && *at == '"') value = take_quoted(&at, end);
+    }
+    bool found = value.ptr && value.len < 64;
+
+    if (found) memcpy(out, value.ptr, value.len);
+    if (found) out[value.len] = '\0';
+    free(text);
+    return found ? out : NULL;
+}
+
 enum status config_read_file(struct config *config, const char *path, struct error *err)
 {
     char *text;

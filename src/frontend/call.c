@@ -12,7 +12,7 @@
 #include "frontend/zmq.h"
 
 enum {
-    ANSWERS_SHARE = 2, /* 512 MiB at least: one of the longest answer, and as much for all others */
+    ANSWERS_PART = 2, /* 512 MiB at least: one of the longest answer, and as much for all others */
     SMALL_ANSWER = 64 << 10, /* as many as there may be connections */
 };
 enum { PUMP_OUTPUTS_MAX = 256, PUMP_BYTES_MAX = 64 << 10 }; /* of one call in one turn */
@@ -48,43 +48,51 @@ static void release_body(struct call *call)
 
     buf_fini(&call->body);
     if (large) malloc_trim(0); /* what a large body and its JSON took goes back to the system */
-    if (call->body_reserved) atomic_fetch_sub(&call->frontend->body_bytes, call->body_reserved);
+    share_give(call->frontend->bodies, call->holder, call->body_reserved);
     call->body_reserved = 0;
 }
 
-bool call_reserve_body(struct call *call, uint64_t bytes)
+/* 429 for what its sender can mend himself, 503 for what others have done. */
+static bool refuse_share(struct api_fault *fault, enum status st, const char *own,
+                         const char *others)
 {
-    struct frontend *f = call->frontend;
-
-    if (atomic_fetch_add(&f->body_bytes, bytes) + bytes > atomic_load(&f->body_bytes_total)) {
-        atomic_fetch_sub(&f->body_bytes, bytes);
-        return false;
-    }
-    call->body_reserved += bytes;
-    return true;
+    if (st == STATUS_LIMIT) return api_refuse(fault, 429, "share_exceeded", NULL, "%s", own);
+    return api_refuse(fault, 503, "service_unavailable", NULL, "%s", others);
 }
 
-bool call_reserve_answer(struct call *call, uint64_t bytes)
+bool call_reserve_body(struct call *call, uint64_t bytes, struct api_fault *fault)
 {
     struct frontend *f = call->frontend;
-    uint64_t limit = ANSWERS_SHARE * atomic_load(&f->body_bytes_total);
+    enum status st = share_take(f->bodies, call->holder, bytes, atomic_load(&f->body_bytes));
 
-    if (bytes <= SMALL_ANSWER) return true;
-    if (atomic_fetch_add(&f->answer_bytes, bytes) + bytes > limit) {
-        atomic_fetch_sub(&f->answer_bytes, bytes);
-        return false;
-    }
-    call->answer_reserved += bytes;
+    if (st)
+        return refuse_share(
+            fault, st,
+            "The requests that the server is reading from this key or address have their share of "
+            "its memory; finish sending them first.",
+            "The server is reading too many large requests; try again.");
+    call->body_reserved += bytes;
     return true;
 }
 
 bool call_hold_answer(struct call *call, struct buf *answer)
 {
-    if (call_reserve_answer(call, answer->len)) return true;
+    struct frontend *f = call->frontend;
+    uint64_t limit = ANSWERS_PART * atomic_load(&f->body_bytes), bytes = answer->len;
+
+    if (bytes <= SMALL_ANSWER) return true;
+    enum status st = share_take(f->answers, call->holder, bytes, limit);
+
+    if (!st) {
+        call->answer_reserved += bytes;
+        return true;
+    }
     buf_fini(answer);
     buf_init(answer, 0);
-    return api_refuse(
-        &call->fault, 503, "service_unavailable", NULL,
+    return refuse_share(
+        &call->fault, st,
+        "The large answers that this key or address has not read have their share of the server's "
+        "memory; read them first.",
         "The server holds too many large answers that clients have not read; try again.");
 }
 
@@ -111,8 +119,7 @@ void call_destroy(struct call *call)
     buf_fini(&call->api.body);
     release_body(call);
     buf_fini(&call->out);
-    if (call->answer_reserved)
-        atomic_fetch_sub(&call->frontend->answer_bytes, call->answer_reserved);
+    share_give(call->frontend->answers, call->holder, call->answer_reserved);
     free(call->target);
     free(call);
 }
@@ -124,7 +131,8 @@ static void count_rejected(struct http_stats *stats, const struct api_fault *fau
     enum reject_reason reason;
 
     if (fault->http_status == 429)
-        reason = REJECT_QUEUE_FULL;
+        reason = fault->code && strcmp(fault->code, "share_exceeded") == 0 ? REJECT_SHARE
+                                                                           : REJECT_QUEUE_FULL;
     else if (fault->http_status != 503)
         return;
     else if (fault->code && strcmp(fault->code, "model_loading") == 0)

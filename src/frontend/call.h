@@ -20,6 +20,7 @@
 #include "frontend/address_count.h"
 #include "frontend/http_route.h"
 #include "frontend/settings.h"
+#include "frontend/share.h"
 #include "frontend/text_pool.h"
 #include "observe/request_record.h"
 
@@ -75,16 +76,18 @@ struct call {
     char request_headers[1004]; /* of a preflight */
     bool has_origin;
     uint64_t tenant;
+    uint64_t
+        holder; /* whose share body and answer count against: the key's, without keys the address's */
     int64_t received_ns;
     struct buf body;
-    uint64_t body_reserved; /* of frontend.body_bytes */
+    uint64_t body_reserved; /* of frontend.bodies */
 
     /* the answer */
     struct api_limits limits;
     struct api_fault fault; /* http_status != 0: the answer is its body */
     unsigned status;
     const char *content_type;
-    uint64_t answer_reserved; /* of frontend.answer_bytes */
+    uint64_t answer_reserved; /* of frontend.answers */
     struct buf out;           /* whole answer, or events not yet given to libmicrohttpd */
     size_t out_at;            /* sent part of out (events) */
     bool
@@ -133,10 +136,10 @@ struct frontend {
     _Atomic bool leaving;   /* and ZeroMQ's too, whose sockets no other daemon shares */
     _Atomic bool tcp;       /* the listening socket is no unix one */
     _Atomic uint32_t busy;
-    _Atomic uint64_t body_bytes;       /* memory of all bodies being read or parsed */
-    _Atomic uint64_t body_bytes_total; /* its limit */
+    struct share_pool *bodies;  /* memory of all bodies being read or parsed */
+    struct share_pool *answers; /* of large whole answers that are being sent */
     _Atomic uint64_t
-        answer_bytes; /* large whole answers that are being sent; at most ANSWERS_SHARE times that limit */
+        body_bytes; /* the limit of bodies; that of answers is ANSWERS_PART times as much */
     int listen_fd;
     uint16_t port;
     uint32_t io_count;
@@ -153,11 +156,10 @@ void frontend_settle(struct frontend *frontend);
 void call_fresh_id(char out[132]);
 struct call *call_create(struct conn *conn, const char *target);
 void call_destroy(struct call *call);
-/* Takes memory for `bytes` more of the body; false: over the limit of all bodies. */
-bool call_reserve_body(struct call *call, uint64_t bytes);
-/* Takes memory for a whole answer of `bytes` until the call ends; small ones are not counted. False: clients leave too many unread. */
-bool call_reserve_answer(struct call *call, uint64_t bytes);
-/* The same for an answer that has been made: where it is false the answer's memory is given back and call->fault filled, a 503. */
+/* Takes memory for `bytes` more of the body. False: over what all bodies or its holder's may have (share.h), and *fault says so. */
+bool call_reserve_body(struct call *call, uint64_t bytes, struct api_fault *fault);
+/* Takes memory for a whole answer that has been made, until the call ends; small ones are not counted. False: clients, or this one,
+ * leave too many unread: the answer's memory is given back and call->fault filled. */
 bool call_hold_answer(struct call *call, struct buf *answer);
 /* Gives a call whose body (or message) has so many bytes to the text threads of its lane, which run call_run. STATUS_FULL: not taken. */
 enum status call_to_text(struct call *call, size_t bytes);
@@ -213,9 +215,6 @@ void sse_flush(struct call *call);
 void sse_fail(struct call *call, const struct api_fault *fault);
 
 /* --- http.c --- */
-/* An error answer past libmicrohttpd, straight into a socket that takes it; the connection must end then. request_id may be
- * NULL. */
-void http_answer_by_hand(int fd, const struct api_fault *fault, const char *request_id);
 /* Whether the head of a request that is being read there has a Content-Length that libmicrohttpd does not take: then it has been
  * answered, and nothing more can be sent. */
 bool http_refuse_length(struct conn *conn);

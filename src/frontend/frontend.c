@@ -112,13 +112,15 @@ enum status frontend_start(const struct frontend_options *options, struct fronte
     f->listen_fd = -1;
     fill_defaults(&f->options);
     pthread_mutex_init(&f->lock, NULL);
-    f->body_bytes_total = bodies_total(options);
+    f->body_bytes = bodies_total(options);
+    f->bodies = share_create();
+    f->answers = share_create();
     f->stats = http_stats_create();
     f->io = calloc(f->options.io_threads, sizeof *f->io);
     f->addresses = address_count_create();
     f->settings_now = settings_create(&f->options);
     f->settings_newest = f->settings_now;
-    enum status st = f->stats && f->io && f->addresses && f->settings_now
+    enum status st = f->stats && f->io && f->addresses && f->bodies && f->answers && f->settings_now
                          ? STATUS_OK
                          : error_set(err, STATUS_NOMEM, "no memory for the front end");
 
@@ -193,7 +195,7 @@ enum status frontend_reload(struct frontend *f, const struct frontend_options *o
     old = f->settings_now;
     f->settings_now = settings;
     atomic_store(&f->settings_newest, settings);
-    atomic_store(&f->body_bytes_total, bodies_total(options));
+    atomic_store(&f->body_bytes, bodies_total(options));
     pthread_mutex_unlock(&f->lock);
     settings_unref(old);
     wake_all(f);
@@ -273,6 +275,8 @@ void frontend_stop(struct frontend *f)
     if (f->options.tls_cert) tls_unload();
     settings_unref(f->settings_now);
     address_count_destroy(f->addresses);
+    share_destroy(f->bodies);
+    share_destroy(f->answers);
     pthread_mutex_destroy(&f->lock);
     free(f->io);
     http_stats_destroy(f->stats);

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "frontend/call.h"
 #include "frontend/io_thread.h"
+#include "frontend/tls.h"
 #include "frontend/web_page.h"
 
 enum { OPEN_HERE_BYTES = 1 << 10 };
@@ -134,6 +135,53 @@ static enum MHD_Result queue_answer(struct call *call, struct MHD_Connection *mh
     return ok;
 }
 
+/* --- answers past libmicrohttpd --- */
+
+static const char *reason_phrase(unsigned status)
+{
+    switch (status) {
+    case 413: return "Content Too Large";
+    case 429: return "Too Many Requests";
+    case 503: return "Service Unavailable";
+    default: return "Bad Request";
+    }
+}
+
+/* A whole answer, which always fits an empty socket. */
+static void make_by_hand(const struct api_fault *fault, const char *request_id, struct buf *out)
+{
+    static const char head[] =
+        "HTTP/1.1 %u %s\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        "Content-Length: %zu\r\n%s%s%s%s\r\n";
+    struct buf body;
+
+    buf_init(out, 0);
+    buf_init(&body, 0);
+    api_fault_body(fault, &body);
+    buf_printf(out, head, fault->http_status, reason_phrase(fault->http_status), body.len,
+               request_id ? "X-Request-Id: " : "", request_id ? request_id : "",
+               request_id ? "\r\n" : "", fault->retry_after_s ? "Retry-After: 1\r\n" : "");
+    buf_append_slice(out, buf_slice(&body));
+    buf_fini(&body);
+}
+
+/* An error answer into the socket, where libmicrohttpd would give none or a wrong one; the connection must end then. request_id may
+ * be NULL. With TLS through libmicrohttpd's session, which it lets one have; it sends nothing itself while it reads a request. */
+static void answer_past_mhd(struct conn *conn, const struct api_fault *fault,
+                            const char *request_id)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(conn->mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    struct buf out;
+
+    make_by_hand(fault, request_id, &out);
+    if (!buf_status(&out) && info)
+        tls_send_last(info->tls_session, out.ptr, out.len);
+    else if (!buf_status(&out))
+        (void)!write(conn->fd, out.ptr, out.len);
+    buf_fini(&out);
+}
+
 /* --- the first call: head only --- */
 
 static bool needs_key(enum http_route route)
@@ -151,7 +199,7 @@ static bool check_auth(struct call *call, const struct http_head *head)
         const char *key =
             http_auth_key(head->authorization); /* however many blanks are before it */
 
-        call->tenant = hash_bytes(key, strlen(key), 0);
+        call->tenant = call->holder = hash_bytes(key, strlen(key), 0);
         return true;
     }
     return api_refuse(&call->fault, 401, "invalid_api_key", NULL,
@@ -177,10 +225,7 @@ static bool check_head(struct call *call, const struct http_head *head)
     if (head->has_length && head->length > limit)
         return api_refuse(fault, 413, "request_too_large", NULL,
                           "The body may have at most %llu bytes.", (unsigned long long)limit);
-    if (head->has_length && head->length && !call_reserve_body(call, head->length))
-        return api_refuse(fault, 503, "service_unavailable", NULL,
-                          "The server is reading too many large requests; try again.");
-    return true;
+    return !head->has_length || call_reserve_body(call, head->length, fault);
 }
 
 /* While others can take its next request, a draining daemon ends each connection with its answer. */
@@ -198,6 +243,7 @@ static void take_head(struct call *call, const struct http_head *head, const cha
     call->has_origin = head->has_origin;
     call->http11 = head->http11;
     call->timeout_ns = head->timeout_ns;
+    call->holder = call->conn->address;
     trace_context_read(head->traceparent, head->tracestate, &call->trace);
     if (head->request_id && http_request_id_ok(head->request_id))
         snprintf(call->request_id, sizeof call->request_id, "%s", head->request_id);
@@ -229,6 +275,33 @@ static enum MHD_Result first_call(struct call *call, struct MHD_Connection *mhd,
     return queue_answer(call, mhd);
 }
 
+/* --- the body --- */
+
+static bool take_body(struct call *call, const char *bytes, size_t len)
+{
+    uint64_t limit = call->body.limit; /* as it was when the head came */
+
+    if (call->fault.http_status || call->method != HTTP_POST) return true; /* read and forgotten */
+    if (call->body.len + len > limit)
+        return api_refuse(&call->fault, 413, "request_too_large", NULL,
+                          "The body may have at most %llu bytes.", (unsigned long long)limit);
+    if (call->body.len + len > call->body_reserved &&
+        !call_reserve_body(call, 2 * len + 65536, &call->fault))
+        return false;
+    buf_append(&call->body, bytes, len);
+    return !buf_status(&call->body);
+}
+
+/* libmicrohttpd takes no answer in the middle of a body: one is written past it, then the connection ends. */
+static enum MHD_Result refuse_body(struct call *call)
+{
+    if (!call->fault.http_status) return MHD_NO; /* no memory for it */
+    call->conn->linger_fd = dup(call->conn->fd);
+    answer_past_mhd(call->conn, &call->fault, call->request_id);
+    call_count(call, call->fault.http_status);
+    return MHD_NO;
+}
+
 /* --- a Content-Length that is none --- */
 
 bool http_refuse_length(struct conn *conn)
@@ -250,59 +323,10 @@ bool http_refuse_length(struct conn *conn)
                    "Content-Length must be a plain decimal number, with nothing behind it.");
     call->refused_early = true;
     conn->linger_fd = dup(conn->fd);
-    http_answer_by_hand(conn->fd, &fault, call->request_id[0] ? call->request_id : NULL);
+    answer_past_mhd(conn, &fault, call->request_id[0] ? call->request_id : NULL);
     shutdown(conn->fd, SHUT_WR); /* libmicrohttpd's own answer goes nowhere, and it closes */
     http_stats_count(call->frontend->stats, HTTP_OTHER, ROUTE_UNKNOWN, fault.http_status);
     return true;
-}
-
-/* --- the body --- */
-
-static bool take_body(struct call *call, const char *bytes, size_t len)
-{
-    uint64_t limit = call->body.limit; /* as it was when the head came */
-
-    if (call->fault.http_status || call->method != HTTP_POST) return true; /* read and forgotten */
-    if (call->body.len + len > limit) return false;
-    if (call->body.len + len > call->body_reserved && !call_reserve_body(call, 2 * len + 65536))
-        return false;
-    buf_append(&call->body, bytes, len);
-    return !buf_status(&call->body);
-}
-
-void http_answer_by_hand(int fd, const struct api_fault *fault, const char *request_id)
-{
-    static const char head[] =
-        "HTTP/1.1 %u %s\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        "Content-Length: %zu\r\n%s%s%s\r\n";
-    struct buf out, body;
-
-    buf_init(&out, 0);
-    buf_init(&body, 0);
-    api_fault_body(fault, &body);
-    buf_printf(&out, head, fault->http_status,
-               fault->http_status == 413 ? "Content Too Large" : "Bad Request", body.len,
-               request_id ? "X-Request-Id: " : "", request_id ? request_id : "",
-               request_id ? "\r\n" : "");
-    buf_append_slice(&out, buf_slice(&body));
-    if (!buf_status(&out))
-        (void)!write(fd, out.ptr, out.len); /* a fresh answer always fits an empty socket */
-    buf_fini(&out);
-    buf_fini(&body);
-}
-
-/* libmicrohttpd takes no answer in the middle of a body: one is written past it, then the connection ends. Not with TLS,
- * whose session is libmicrohttpd's: there the connection just ends. */
-static enum MHD_Result refuse_body(struct call *call)
-{
-    api_refuse(&call->fault, 413, "request_too_large", NULL,
-               "The body may have at most %llu bytes.", (unsigned long long)call->body.limit);
-    if (!call->frontend->options.tls_cert) {
-        call->conn->linger_fd = dup(call->conn->fd);
-        http_answer_by_hand(call->conn->fd, &call->fault, call->request_id);
-    }
-    call_count(call, 413);
-    return MHD_NO;
 }
 
 /* --- the last call: all has been read --- */

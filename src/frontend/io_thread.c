@@ -559,12 +559,11 @@ static void *io_main(void *arg)
 
 /* libmicrohttpd 0.9.75 answers a Content-Length that is no number, or is too large for it, itself, and writes the head of that
  * answer twice. It tells its log before it does, in the middle of MHD_run, but not of which connection: the one whose head is being
- * read and has such a length. With TLS nothing can be written past it. */
+ * read and has such a length. */
 static void refuse_length(struct io_thread *io)
 {
     struct conn *conn = io->conns;
 
-    if (io->frontend->options.tls_cert) return;
     while (conn && !http_refuse_length(conn))
         conn = conn->next;
 }

@@ -122,6 +122,8 @@ static void answer_metrics(struct call *call, const struct engine_stats *stats)
                                       .tracer = o->tracer ? &tracer : NULL,
                                       .vllm = o->vllm_metrics};
 
+    atomic_store(&call->frontend->stats->bodies_held, share_held(call->frontend->bodies));
+    atomic_store(&call->frontend->stats->answers_held, share_held(call->frontend->answers));
     tracer_stats(o->tracer, &tracer);
     if (call->route == ROUTE_STATS) {
         metrics_stats_json(&sources, state_name(call->frontend, stats), &call->out);

@@ -33,6 +33,18 @@ static void free_identity(struct identity *id)
     free(id);
 }
 
+void tls_send_last(gnutls_session_t session, const void *bytes, size_t len)
+{
+    const char *at = bytes, *end = at + len;
+    ssize_t sent = 0;
+
+    while (at < end && (sent >= 0 || sent == GNUTLS_E_INTERRUPTED)) {
+        sent = gnutls_record_send(session, at, (size_t)(end - at));
+        if (sent > 0) at += sent;
+    }
+    if (at == end) gnutls_bye(session, GNUTLS_SHUT_WR);
+}
+
 int tls_certificate(gnutls_session_t session, const gnutls_datum_t *ca, int ca_count,
                     const gnutls_pk_algorithm_t *algorithms, int algorithm_count,
                     gnutls_pcert_st **chain, unsigned *chain_count, gnutls_privkey_t *key)

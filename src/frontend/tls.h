@@ -15,5 +15,7 @@ void tls_unload(void); /* when no handshake is left */
 
 /* TLS 1.2 and 1.3 with forward secrecy, as GnuTLS writes it. */
 extern const char tls_priorities[];
+/* Sends the bytes and the end of what is sent; to a session whose socket takes them at once, whoever else may read from it. */
+void tls_send_last(gnutls_session_t session, const void *bytes, size_t len);
 /* For MHD_OPTION_HTTPS_CERT_CALLBACK. */
 gnutls_certificate_retrieve_function2 tls_certificate;

@@ -215,6 +215,7 @@ static void wind_down(struct zmq_front *z)
     int64_t until = clock_mono_ns() + 2 * second_ns;
 
     z->draining = true;
+    z->swept_ns = 0; /* who has only something unread is not waited for */
     while (z->call_count) {
         zmq_call_end_all(z);
         turn(z, 20);
@@ -247,7 +248,7 @@ static enum status set_options(struct zmq_front *z, struct error *err)
 {
     int64_t largest = (int64_t)z->frontend->options.body_bytes_max;
     /* A TCP connection in which nothing gets through for so long ends (TCP_USER_TIMEOUT), and what libzmq holds for it goes: after its
-     * requests have been ended as too slow. */
+     * requests have been ended as too slow. Those of ipc: zmq_peer.c. */
     int unread_ms = 2 * (int)z->frontend->options.client_stall_s * 1000;
     void *s = z->router;
 

@@ -5,7 +5,7 @@
  *
  *     message ─► api_proto_head ─► zmq_call ─► text pool ─► engine ─► bell ─► call_pump ─► zmq_client.out ─► one message
  *
- * A client is known while it has requests open or answers unsent, by its routing id. It is gone when a send finds no such
+ * A client is known while it has requests open or answers unsent (over ipc: unread), by its routing id. It is gone when a send finds no such
  * peer (ROUTER_MANDATORY): heartbeats close dead connections after at most 1.3 s, and a client that is sent nothing for
  * 250 ms gets an empty Batch, so the work of a client that vanished ends within 2 s.
  *
@@ -23,6 +23,7 @@
 enum {
     ZMQ_CALL_BUCKETS = 4096, /* of the tables of clients and of calls */
     ZMQ_CLIENT_BUCKETS = 1024,
+    ZMQ_RELEASED = 1024,         /* counters of large messages, by a client's hash */
     ZMQ_ID_MAX = 255,            /* bytes of a routing id */
     ZMQ_CLIENT_CALLS_MAX = 4096, /* open at once; beyond it too_many_requests */
     ZMQ_OUT_SOFT = 256 << 10,
@@ -49,10 +50,18 @@ struct zmq_client {
     struct zmq_call *calls;
     uint32_t call_count;
     struct buf out;     /* Responses not yet given to the socket */
-    uint64_t out_large; /* of frontend.answer_bytes: large whole answers in `out` */
-    zmq_msg_t pending;  /* built from out, not taken by the socket */
+    uint64_t out_large; /* of frontend.answers, as `holder`: large whole answers in `out` */
+    uint64_t holder;
+    zmq_msg_t pending; /* built from out, not taken by the socket */
     bool has_pending;
     int64_t stuck_ns, sent_ns, lazy_ns;
+    int fd; /* ipc: of its connection, libzmq's, and the socket's inode; 0: not of ipc (zmq_peer.c) */
+    uint64_t inode;
+    int unread;        /* bytes there at the last look, and since unread_ns: then these two were */
+    uint32_t released; /* zmq_client_released */
+    uint64_t sent_count, sent_before; /* messages that the socket took */
+    int64_t unread_ns;
+    bool waits; /* ipc: it has nothing open, and may not have read its last answers */
     struct zmq_client *dirty_next;
 };
 
@@ -102,6 +111,7 @@ struct zmq_front {
     struct zmq_call *again, *orphans; /* orphans: with a text thread, their client gone */
     uint64_t secret;
     struct zmq_blocks blocks; /* memory of messages that have been sent */
+    _Atomic uint32_t released[ZMQ_RELEASED];
     struct reports reports;
     int64_t swept_ns;
     bool draining; /* of the thread: it ends */
@@ -138,6 +148,8 @@ void zmq_client_touch(struct zmq_front *front, struct zmq_client *client);
 /* The same for a Started: it goes with what comes after it, or alone after ZMQ_LAZY_MS. A message less for those whose answer is
  * there that soon. */
 void zmq_client_touch_lazily(struct zmq_front *front, struct zmq_client *client);
+/* Changes when libzmq has let go of a large message of the client, or of another of the same bucket. */
+uint32_t zmq_client_released(const struct zmq_front *front, const struct zmq_client *client);
 bool zmq_client_has_room(const struct zmq_client *client);
 /* Sends what the socket takes, of all clients that were touched. */
 void zmq_client_flush_all(struct zmq_front *front);
@@ -147,6 +159,17 @@ void zmq_client_retry(struct zmq_front *front);
 void zmq_client_drop_all(struct zmq_front *front); /* at the end; no call is left */
 
 void zmq_blocks_fini(struct zmq_blocks *blocks);
+
+/* --- zmq_peer.c: where messages come from; connections of ipc in which nothing gets through --- */
+
+/* A number for it, as address_key; of ipc for the user; 0: libzmq does not say. */
+uint64_t zmq_peer_address(zmq_msg_t *message);
+/* Where the client is, after its message. */
+void zmq_peer_note(struct zmq_client *client, zmq_msg_t *message);
+/* Whether the client has left something unread. UNREAD_TOO_LONG: nothing was read for limit_ns, and its connection has been ended. */
+enum unread { UNREAD_NONE, UNREAD_SOME, UNREAD_TOO_LONG };
+enum unread zmq_peer_look(struct zmq_front *front, struct zmq_client *client, int64_t now,
+                          int64_t limit_ns);
 
 /* --- zmq_call.c: requests --- */
 

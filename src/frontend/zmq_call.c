@@ -266,6 +266,7 @@ static struct zmq_call *make(struct zmq_front *z, struct zmq_client *client,
     call->limits = z->settings->o.limits;
     call->tenant =
         z->settings->o.api_key_count ? hash_bytes(head->api_key.ptr, head->api_key.len, 0) : 0;
+    call->holder = call->tenant ? call->tenant : zmq_peer_address(message);
     buf_init(&call->body, 0);
     buf_init(&call->out, 0);
     zc->client = client;
@@ -295,9 +296,7 @@ static void link_client(struct zmq_front *z, struct zmq_call *zc)
 static bool begin(struct zmq_front *z, struct zmq_call *zc, size_t bytes, bool plain,
                   struct api_fault *fault)
 {
-    if (!call_reserve_body(&zc->call, bytes))
-        return api_refuse(fault, 503, "service_unavailable", NULL,
-                          "The server is reading too many large requests; try again.");
+    if (!call_reserve_body(&zc->call, bytes, fault)) return false;
     if (plain && bytes <= OPEN_HERE_BYTES && z->opened_here < OPEN_HERE_MAX) {
         z->opened_here++;
         call_run(&zc->call); /* ends in zmq_front_done */
@@ -410,6 +409,7 @@ void zmq_call_handle(struct zmq_front *z, struct slice id, zmq_msg_t *message, b
     if (!bytes.len && !extra) return; /* a client's own way of keeping its connection warm */
     client = zmq_client_open(z, id);
     if (!client) return; /* no memory: dropped, as a lost packet */
+    zmq_peer_note(client, message);
     /* It reads nothing, and would be answered without end: dropped until it does, or is cut. */
     if (client->stuck && client->out.len > ZMQ_OUT_HARD) return;
     if (!extra && api_proto_head(bytes, &head)) {
@@ -437,8 +437,11 @@ static void pump_stream(struct zmq_client *client, struct call *call, bool *more
 /* A whole answer moves when nothing is before it. */
 static void take_whole(struct zmq_client *client, struct call *call, struct buf *answer)
 {
-    client->out_large += call->answer_reserved; /* the client's from here on */
-    call->answer_reserved = 0;
+    if (!client->out_large) client->holder = call->holder;
+    if (share_move(call->frontend->answers, call->holder, client->holder, call->answer_reserved)) {
+        client->out_large += call->answer_reserved; /* the client's from here on */
+        call->answer_reserved = 0;
+    }
     if (!client->out.len && !buf_status(&client->out)) {
         buf_fini(&client->out);
         client->out = *answer;

@@ -69,7 +69,7 @@ static void drop_out(struct zmq_front *z, struct zmq_client *c)
 {
     buf_fini(&c->out);
     buf_init(&c->out, 0);
-    atomic_fetch_sub(&z->frontend->answer_bytes, c->out_large);
+    share_give(z->frontend->answers, c->holder, c->out_large);
     c->out_large = 0;
 }
 
@@ -93,6 +93,20 @@ static void destroy(struct zmq_front *z, struct zmq_client *c)
     atomic_store_explicit(&z->stats->clients, --z->client_count, memory_order_relaxed);
 }
 
+/* Nothing of it is open or unsent. One of ipc is looked after until it has read what it was sent. */
+static void leave(struct zmq_front *z, struct zmq_client *c)
+{
+    if (!c->inode || z->draining) {
+        destroy(z, c);
+        return;
+    }
+    set_stuck(z, c, false);
+    if (c->has_pending) zmq_msg_close(&c->pending);
+    c->has_pending = false;
+    drop_out(z, c);
+    c->waits = true;
+}
+
 static void list_dirty(struct zmq_front *z, struct zmq_client *c)
 {
     c->dirty = true;
@@ -102,16 +116,22 @@ static void list_dirty(struct zmq_front *z, struct zmq_client *c)
 
 void zmq_client_touch(struct zmq_front *z, struct zmq_client *c)
 {
-    c->lazy = false;
+    c->lazy = c->waits = false;
     if (!c->dirty) list_dirty(z, c);
 }
 
 void zmq_client_touch_lazily(struct zmq_front *z, struct zmq_client *c)
 {
     if (c->dirty) return;
+    c->waits = false;
     c->lazy = true;
     c->lazy_ns = clock_mono_ns();
     list_dirty(z, c);
+}
+
+uint32_t zmq_client_released(const struct zmq_front *z, const struct zmq_client *c)
+{
+    return atomic_load_explicit(&z->released[c->hash % ZMQ_RELEASED], memory_order_relaxed);
 }
 
 bool zmq_client_has_room(const struct zmq_client *c)
@@ -156,15 +176,17 @@ void zmq_blocks_fini(struct zmq_blocks *b)
 
 /* A message with large whole answers in it: they count against the limit of all until libzmq has sent it or given it up. */
 struct large {
-    struct frontend *frontend;
-    uint64_t bytes;
+    struct share_pool *answers;
+    uint64_t holder, bytes;
+    _Atomic uint32_t *released; /* the front's, which outlives libzmq's context */
 };
 
 static void give_up_large(void *block, void *hint)
 {
     struct large *large = hint;
 
-    atomic_fetch_sub(&large->frontend->answer_bytes, large->bytes);
+    share_give(large->answers, large->holder, large->bytes);
+    atomic_fetch_add_explicit(large->released, 1, memory_order_relaxed);
     free(block);
     free(large);
 }
@@ -174,7 +196,8 @@ static bool build_large(struct zmq_front *z, struct zmq_client *c)
     struct large *large = malloc(sizeof *large);
 
     if (!large) return false;
-    *large = (struct large){z->frontend, c->out_large};
+    *large = (struct large){z->frontend->answers, c->holder, c->out_large,
+                            &z->released[c->hash % ZMQ_RELEASED]};
     if (zmq_msg_init_data(&c->pending, c->out.ptr, c->out.len, give_up_large, large)) {
         free(large);
         return false;
@@ -216,6 +239,7 @@ static enum sent send_pending(struct zmq_front *z, struct zmq_client *c)
     while (got < 0 && errno == EINTR);
     if (got < 0) return SENT_NOBODY; /* the second part is always taken: something is badly wrong */
     c->has_pending = false;
+    c->sent_count++;
     atomic_fetch_add_explicit(&z->stats->messages_out, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&z->stats->bytes_out, bytes, memory_order_relaxed);
     return SENT;
@@ -231,7 +255,7 @@ static void vanish(struct zmq_front *z, struct zmq_client *c)
     destroy(z, c);
 }
 
-/* False: the client is no more. */
+/* False: the client is no more, or has nothing open. */
 static bool flush(struct zmq_front *z, struct zmq_client *c)
 {
     if (buf_status(&c->out)) {
@@ -254,11 +278,9 @@ static bool flush(struct zmq_front *z, struct zmq_client *c)
         c->sent_ns = clock_mono_ns();
     }
     set_stuck(z, c, false);
-    if (!c->call_count) {
-        destroy(z, c);
-        return false;
-    }
-    return true;
+    if (c->call_count) return true;
+    leave(z, c);
+    return false;
 }
 
 void zmq_client_flush_all(struct zmq_front *z)
@@ -320,11 +342,22 @@ void zmq_client_sweep(struct zmq_front *z, int64_t now)
     z->swept_ns = now;
     for (struct zmq_client *c = z->clients; c; c = next) {
         next = c->next;
+        enum unread unread = zmq_peer_look(z, c, now, 2 * limit_ns);
+
+        if (unread == UNREAD_TOO_LONG) {
+            log_info("zmq client stalled", "requests=%u unread_bytes=%d", c->call_count, c->unread);
+            vanish(z, c);
+            continue;
+        }
         if (c->stuck && now - c->stuck_ns > limit_ns) {
             if (c->call_count)
                 cut_slow(z, c);
             else
-                destroy(z, c); /* it never read what it was to hear */
+                leave(z, c); /* it never read what it was to hear */
+            continue;
+        }
+        if (c->waits) {
+            if (unread == UNREAD_NONE || z->draining) destroy(z, c);
             continue;
         }
         /* nothing to say: an empty Batch finds out whether it is still there */

@@ -41,6 +41,7 @@ extern const uint16_t http_status_list[HTTP_STATUSES];
 
 enum reject_reason {
     REJECT_QUEUE_FULL, /* 429 */
+    REJECT_SHARE,      /* 429: its key or address holds its share of memory */
     REJECT_LOADING,
     REJECT_DRAINING,
     REJECT_UNAVAILABLE, /* 503 for any other reason */
@@ -82,6 +83,7 @@ struct http_stats {
     _Atomic uint64_t finished[FINISHED_REASONS]; /* requests that the engine had */
     _Atomic uint64_t aborted;                    /* generation requests whose client had gone */
     _Atomic uint64_t connections_refused;        /* over a limit */
+    _Atomic uint64_t bodies_held, answers_held;  /* bytes, when /metrics was last asked for */
     _Atomic uint64_t connections_accepted, connections_closed, connections_timed_out;
     _Atomic uint64_t stream_bytes, stream_tokens, stream_ns; /* CPU time making text and events */
     _Atomic uint64_t

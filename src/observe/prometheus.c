@@ -75,8 +75,8 @@ static void put_requests(struct buf *out, const struct http_stats *http)
 
 static void put_rejected(struct buf *out, const struct http_stats *http)
 {
-    static const char *const reasons[REJECT_REASONS] = {"queue_full", "loading", "draining",
-                                                        "unavailable"};
+    static const char *const reasons[REJECT_REASONS] = {"queue_full", "share", "loading",
+                                                        "draining", "unavailable"};
 
     family(out, "requests_rejected_total", "counter", "Requests refused with 429 or 503 before they were admitted.");
     for (int i = 0; i < REJECT_REASONS; i++)
@@ -268,6 +268,10 @@ static void put_http(struct buf *out, const struct http_stats *http)
            atomic_load(&http->connections_refused));
     single(out, "stream_tokens_total", "counter", "Tokens made into text.",
            atomic_load(&http->stream_tokens));
+    single(out, "request_bytes_held", "gauge", "Bytes of requests being read or parsed.",
+           atomic_load(&http->bodies_held));
+    single(out, "answer_bytes_held", "gauge", "Bytes of large whole answers not read yet.",
+           atomic_load(&http->answers_held));
     seconds(out, "stream_seconds_total", "Time making text and events from tokens.",
             atomic_load(&http->stream_ns));
     seconds(out, "socket_stall_seconds_total",

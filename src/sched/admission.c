@@ -195,6 +195,50 @@ void admission_computed(struct sched *sched, const struct sequence *seq, uint32_
     }
 }
 
+/* The first of its spans that it sees everywhere from now on. */
+static uint32_t first_seen(const struct sched *sched, const struct sequence *seq)
+{
+    uint32_t most = 0;
+
+    for (uint32_t g = 0; g < sched->kv.group_count; g++) {
+        uint32_t first = kv_space_first(&sched->kv, g, seq->computed);
+
+        if (first > seq->kv.tables[g].count) first = seq->kv.tables[g].count;
+        if (first > most) most = first;
+    }
+    return most;
+}
+
+/* Whether the step that computed the span is done: since it was admitted it has sampled (from then on it computes a row a step), and the token
+ * behind the span's last is known. */
+static bool is_done(const struct sequence *seq, uint32_t span_end)
+{
+    return seq->sampled_known > seq->known_before && known_tokens(seq) > span_end;
+}
+
+void admission_passing(struct sched *sched, struct sequence *seq)
+{
+    uint32_t span = span_of(sched), end = first_seen(sched, seq), known;
+
+    if (seq->entries >= end || !seq->last_seq_no || !span || shares_nothing(sched, seq)) return;
+    int32_t text[SPAN_MAX];
+    struct kv_chain chain =
+        kv_prefix_chain_of(sched->kv.prefix, &seq->kv, seq->entries, seq->salt, &known);
+
+    assert(known == seq->entries);
+    for (; seq->entries < end && (seq->entries + 1) * span <= known_tokens(seq); seq->entries++) {
+        uint32_t i = seq->entries;
+        bool done = is_done(seq, (i + 1) * span);
+
+        if (!kv_prefix_put(sched->kv.prefix, &chain, span_tokens(seq, i, span, text), &seq->kv, i,
+                           done ? 0 : owner_of(seq)))
+            return; /* another has it: what follows is ours alone */
+        if (!done)
+            kv_prefix_computed(sched->kv.prefix, seq->kv.tables[sched->kv.names].blocks[i],
+                               owner_of(seq), seq->last_seq_no);
+    }
+}
+
 void admission_retract(struct sched *sched, struct sequence *seq)
 {
     if (sched->kv.prefix)
@@ -330,6 +374,7 @@ bool admission_admit(struct sched *sched, struct sequence *seq)
         sched->recomputed_tokens += known_tokens(seq) - seq->computed;
     else
         seq->cached = seq->computed;
+    seq->known_before = seq->sampled_known;
     order_admitted(sched, seq, seq->preemptions ? 0 : known_tokens(seq) - seq->computed);
     if (sched->kv.prefix && !shares_nothing(sched, seq)) put_pending(sched, seq);
     sched->free_slot_count--;

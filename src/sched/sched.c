@@ -442,7 +442,10 @@ static enum put put_sequence(struct planning *p, struct sequence *seq)
 
     if (rows == 0 || !arrays_have_room(p, seq, seq->computed + rows)) return PUT_NO_ROOM;
     if (seq->max_new && rows == sequence_rows_left(seq) && !has_credit(p, seq)) return PUT_SKIPPED;
-    if (p->sched->has_window) kv_seq_pass(&seq->kv, &p->sched->kv, seq->computed);
+    if (p->sched->has_window) {
+        admission_passing(p->sched, seq);
+        kv_seq_pass(&seq->kv, &p->sched->kv, seq->computed);
+    }
     if (kv_seq_extend(&seq->kv, &p->sched->kv, seq->computed + rows)) {
         assert(!sequence_needs_all(seq) || seq->state != SEQ_RUNNING); /* it was promised all */
         p->preempted = true;

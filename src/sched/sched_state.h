@@ -134,6 +134,9 @@ bool admission_admit(struct sched *sched, struct sequence *seq);
 /* Step seq_no computes positions from..to-1 of it. */
 void admission_computed(struct sched *sched, const struct sequence *seq, uint32_t from, uint32_t to,
                         uint64_t seq_no);
+/* What it is about to pass (kv_seq_pass) and is not an entry yet becomes one, so that the index keeps it while there is room: who has to give
+ * up its blocks, and who continues its text, can begin behind it. */
+void admission_passing(struct sched *sched, struct sequence *seq);
 /* It ends: nobody waits for what it has not computed. */
 void admission_retract(struct sched *sched, struct sequence *seq);
 /* Takes back a slot and blocks: the sequence is GONE, or, if it was LEAVING, WAITING again. */

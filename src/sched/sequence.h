@@ -89,6 +89,7 @@ struct sequence {
     struct kv_seq kv;
     enum seq_hold held; /* what it had been waiting for when it was first admitted */
     uint32_t cached;    /* positions that were there already when it was admitted (kv_prefix.h) */
+    uint32_t known_before; /* sampled_known when it was last admitted */
     uint32_t entries; /* its first spans that are entries of the prefix index, its own or adopted */
     uint32_t
         wait_entry; /* while WAITING: a PENDING entry that it waits for; KV_PREFIX_NONE: none */

@@ -147,6 +147,46 @@ static void check_many(struct inferd_client *c)
     free(seen);
 }
 
+/* Whole, cut, of messages, and of what has no text; `ids` are those of the text. */
+static void tokenize_as(struct inferd_client *c, const char *text, size_t len, const int32_t *ids,
+                        size_t count)
+{
+    struct inferd_message turns[] = {{"user", "Hello there", 0}, {"assistant", "I am", 0}};
+    struct inferd_generate g;
+    int32_t *whole, *cut;
+    size_t whole_count, cut_count;
+
+    inferd_generate_init(&g);
+    g.prompt = text;
+    g.prompt_len = len;
+    CHECK(!inferd_client_tokenize_as(c, &g, 60000, &whole, &whole_count, &error));
+    CHECK(whole_count == count && !memcmp(whole, ids, count * sizeof *ids));
+    g.truncate_prompt_tokens = 3;
+    CHECK(!inferd_client_tokenize_as(c, &g, 60000, &cut, &cut_count, &error));
+    CHECK(cut_count == 3 && !memcmp(cut, whole + count - 3, 3 * sizeof *cut));
+    free(whole);
+    free(cut);
+    g.truncate_prompt_tokens = 0;
+    CHECK(inferd_client_tokenize_as(c, &g, 60000, &cut, &cut_count, &error) == INFERD_INVALID);
+    CHECK(!strcmp(error.param, "truncate_prompt_tokens") && error.http_status == 400);
+    g.truncate_prompt_tokens = INFERD_UNSET;
+    g.messages = turns;
+    g.message_count = 2;
+    CHECK(inferd_client_tokenize_as(c, &g, 60000, &cut, &cut_count, &error) == INFERD_INVALID);
+    g.prompt = NULL;
+    CHECK(!inferd_client_tokenize_as(c, &g, 60000, &whole, &whole_count, &error));
+    g.continue_final_message = true; /* no generation prompt, no end of turn */
+    CHECK(!inferd_client_tokenize_as(c, &g, 60000, &cut, &cut_count, &error));
+    CHECK(cut_count < whole_count && !memcmp(cut, whole, cut_count * sizeof *cut));
+    free(whole);
+    free(cut);
+    g.message_count = 0;
+    g.ids = ids;
+    g.id_count = count;
+    CHECK(inferd_client_tokenize_as(c, &g, 60000, &cut, &cut_count, &error) == INFERD_INVALID);
+    CHECK(error.http_status == 0);
+}
+
 static void check_questions(struct inferd_client *c)
 {
     enum inferd_health health;
@@ -164,8 +204,9 @@ static void check_questions(struct inferd_client *c)
     CHECK(!inferd_client_tokenize(c, text, sizeof text - 1, 60000, &ids, &count, &error) && count);
     CHECK(!inferd_client_detokenize(c, ids, count, 60000, &back, &len, &error));
     CHECK(len == sizeof text - 1 && !memcmp(back, text, len)); /* the NUL inside too */
-    free(ids);
     free(back);
+    tokenize_as(c, text, sizeof text - 1, ids, count);
+    free(ids);
 }
 
 static int lose(struct inferd_client *c)

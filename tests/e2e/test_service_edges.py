@@ -438,3 +438,15 @@ def test_client_keys_change_while_serving(start, tmp_path):
     key.write_text(next_secret)
     reload("option=zmq_server_key_file")
     assert "option not reloaded" in daemon.log_text() and healthy(come(my_secret))
+
+
+@pytest.mark.parametrize("text, args", [('{"log_format": "json"}', ["--prot", "1"]), ('{"log-format": "json", "prot": 1}', []),
+                                        ('{"log_format": "json", "port": 99999999}', []), ('{"log_format": "json",\n "port" 1}', [])])
+def test_a_file_that_asks_for_a_json_log_gets_it_for_its_own_faults(tmp_path, text, args):
+    """Whether the command line is wrong or the file itself, further on."""
+    (tmp_path / "c.json").write_text(text)
+    done = serve("--config", tmp_path / "c.json", *args)
+    (line,) = json_lines(done.stderr)
+    assert done.returncode == 2 and line["event"] == "start failed" and line["reason"], done
+    given = serve("--config", tmp_path / "c.json", "--log-format", "text", *args)
+    assert given.returncode == 2 and given.stderr == f"inferd: {line['reason']}\n"  # a flag ranks above the file

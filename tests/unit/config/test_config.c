@@ -294,7 +294,9 @@ TEST(opentelemetry_variables_rank_below_ours)
 
 static const char *peek(int argc, const char **argv)
 {
-    return config_peek(argc, (char **)(uintptr_t)argv, "log_format");
+    static char out[64];
+
+    return config_peek(argc, (char **)(uintptr_t)argv, "log_format", out);
 }
 
 TEST(a_value_can_be_looked_at_where_the_options_cannot_be_read)
@@ -312,5 +314,37 @@ TEST(a_value_can_be_looked_at_where_the_options_cannot_be_read)
     setenv("INFERD_LOG_FORMAT", "json", 1);
     EXPECT_STR(peek(1, cut), "json");
     EXPECT_STR(peek(3, last), "text");
+    unsetenv("INFERD_LOG_FORMAT");
+}
+
+static const char *peek_file(const char *text)
+{
+    static const char *argv[] = {"serve", "--config", "test_config_peek.json"};
+
+    write_file(argv[2], text);
+    const char *found = peek(3, argv);
+
+    unlink(argv[2]);
+    return found;
+}
+
+TEST(a_value_can_be_looked_at_in_a_file_as_far_as_it_can_be_read)
+{
+    static const char *missing[] = {"serve", "--config", "nowhere/at/all.json"};
+
+    EXPECT_STR(peek_file("{\"port\": 1, \"log_format\": \"json\"}"), "json");
+    EXPECT_STR(peek_file("{\"log-format\" :\n\t\"json\", \"prot\": 1}"), "json");
+    EXPECT_STR(peek_file("{\"log_format\": \"json\", \"port\": 1,}"),
+               "json"); /* in front of the fault */
+    EXPECT_STR(peek_file("{\"log_format\": \"json\", \"port\""), "json");
+    EXPECT_TRUE(!peek_file("{\"port\": 1,, \"log_format\": \"json\"}"));         /* behind it */
+    EXPECT_TRUE(!peek_file("{\"host\": \"\\\"log_format\\\": \\\"json\\\"\"}")); /* inside a text */
+    EXPECT_TRUE(!peek_file("{\"host\": \"log_format\", \"uds\": \"json\"}"));
+    EXPECT_TRUE(!peek_file("{\"log_format\": 5}"));
+    EXPECT_TRUE(!peek_file("{\"log_format\": \"")); /* its end is missing, and the fault is there */
+    EXPECT_TRUE(!peek_file(""));
+    EXPECT_TRUE(!peek(3, missing));
+    setenv("INFERD_LOG_FORMAT", "text", 1);
+    EXPECT_STR(peek_file("{\"log_format\": \"json\"}"), "text"); /* a better source */
     unsetenv("INFERD_LOG_FORMAT");
 }

@@ -1,7 +1,7 @@
 /* test_invariance.c - on the CPU a request gets the same tokens and the same bytes of log probabilities whoever shares its batch.
  * Method: random requests on real models (of made-up weights with full attention; with sliding windows of 32 tokens beside it, and alone); each alone, its prompt in one piece, without prefix sharing; then all of them at
  * random times through engines that cut prompts, share beginnings and have too few KV blocks. The counters must show that all of that
- * happened. In exact and in fast numerics. What a model with windows gave alone is what it gives to the same text through tables that keep all blocks. */
+ * happened; of those that gave way little may be computed again. In exact and in fast numerics. What a model with windows gave alone is what it gives to the same text through tables that keep all blocks. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -238,4 +238,59 @@ TEST(nor_where_some_layers_have_a_window)
 TEST(nor_where_all_layers_have_a_window)
 {
     check(&(struct subject){"models/mistral_window", false, true, true, CPU_EXACT});
+}
+
+/* Two answers that outgrow the blocks of full attention: one gives way, and comes back behind what the index still has of it, its window
+ * included. How much it computes again is counted; its bits are those that it had alone. */
+static void outgrow(const struct subject *subject)
+{
+    enum { PAIR = 2, BLOCKS = 12, AGAIN_MAX = 48 }; /* blocks of 16; 13 or 14 would do */
+    struct wish wishes[PAIR];
+    struct request *requests[PAIR];
+    struct engine_stats stats;
+    struct harness h;
+    uint64_t preemptions = 0, recomputed = 0;
+
+    int rounds = test_long() ? 50 : 4;
+
+    /* where the second came when the first had ended there was nothing to give way for */
+    for (int round = 0; round < rounds || (!preemptions && round < 200); round++) {
+        struct engine *engine = start(&h, subject, 64, 0, true);
+
+        for (uint32_t i = 0; i < PAIR; i++) {
+            random_wish(&wishes[i]);
+            wishes[i].prompt_count = 26 + test_rand_below(6);
+            for (uint32_t t = 0; t < wishes[i].prompt_count; t++)
+                wishes[i].prompt[t] = (int32_t)(t ? test_rand_below(280) : i); /* nothing shared */
+            wishes[i].max_tokens = ANSWER_MAX;
+            requests[i] = make_request(&wishes[i]);
+            submit(engine, requests[i]);
+            read_answer(requests[i], &wishes[i], false);
+        }
+        engine_destroy(engine);
+        harness_close(&h);
+        engine = start(&h, subject, 64, BLOCKS, false);
+        for (uint32_t i = 0; i < PAIR; i++) {
+            requests[i] = make_request(&wishes[i]);
+            submit(engine, requests[i]);
+        }
+        for (uint32_t i = 0; i < PAIR; i++)
+            read_answer(requests[i], &wishes[i], true);
+        engine_stats(engine, &stats);
+        preemptions += stats.preemptions;
+        recomputed += stats.recomputed_tokens;
+        engine_destroy(engine);
+        harness_close(&h);
+    }
+    EXPECT_TRUE(preemptions > 0);
+    if (recomputed > AGAIN_MAX * preemptions)
+        fail_msg("%u tokens were computed again for %u preemptions of some 95 tokens each",
+                 (unsigned)recomputed, (unsigned)preemptions);
+}
+
+TEST(nor_on_giving_way_and_little_is_computed_again)
+{
+    outgrow(&(struct subject){"models/gemma3_text", false, true, false, CPU_EXACT});
+    outgrow(&(struct subject){"models/gemma3_text", false, true, false, CPU_FAST});
+    outgrow(&(struct subject){"models/llama_awkward", true, false, false, CPU_EXACT});
 }

@@ -195,7 +195,8 @@ TEST(a_beginning_is_shared_only_while_its_window_is_there)
     EXPECT_EQ(cached(&w, 176, 1, 160), 0); /* its entries are there, and of no use */
     /* they have got what the last one still held: its window, from 112 on */
     EXPECT_EQ(cached(&w, 176, 1, 160), 160);
-    EXPECT_EQ(cached(&w, 900, 2, 896), 896); /* the longest unused went first: not this one's last */
+    EXPECT_EQ(cached(&w, 900, 2, 896),
+              896); /* the longest unused went first: not this one's last */
     stop(&w);
 }
 
@@ -299,4 +300,36 @@ TEST(who_is_promised_all_shares_no_window_while_it_runs)
         run(&w);
         stop(&w);
     }
+}
+
+/* Two that outgrow the pool of full attention while the window's has room: one gives up its blocks and comes back. What the other takes are the
+ * last of its blocks of full attention; it begins behind those that are left, since what it had passed of the window is still there. */
+static struct sched_counts outgrow(uint32_t narrow_blocks, uint32_t preemptions)
+{
+    struct sched_counts counts;
+    struct world w;
+
+    start(&w, 100, narrow_blocks);
+    struct text *first = add(&w, 100, 900, 1, 0), *second = add(&w, 110, 900, 2, 0);
+
+    first->seq.preemptions = second->seq.preemptions = preemptions;
+    run(&w);
+    counts = sched_counts(w.sched);
+    /* with the last token of each, whose row had not come yet */
+    if (!preemptions)
+        EXPECT_EQ(w.rows, 100 + 110 + 2 * 899 + counts.recomputed_tokens - counts.preemptions);
+    stop(&w);
+    return counts;
+}
+
+TEST(a_preempted_sequence_begins_behind_what_its_window_still_has)
+{
+    struct sched_counts roomy = outgrow(64, 0), tight = outgrow(28, 0), promised = outgrow(64, 3);
+
+    EXPECT_TRUE(roomy.preemptions >= 1 && tight.preemptions >= 1);
+    /* of some 800 tokens, what the other grew by meanwhile and one block */
+    EXPECT_TRUE(roomy.recomputed_tokens <= 16 * 14 * roomy.preemptions);
+    /* where the other needs the window's blocks too, nothing is left to begin behind */
+    EXPECT_TRUE(tight.recomputed_tokens >= 500);
+    EXPECT_EQ(promised.preemptions, 0);
 }
