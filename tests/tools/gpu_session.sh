@@ -350,8 +350,11 @@ run() {
     echo "$SECONDS s in all; logs: $work/pack/logs"
 }
 
-case ${1:-} in
-stage) [ $# = 2 ] || [ $# = 3 ] || exit 2; stage "$2" "${3:-}" ;;
-run) shift; run "$@" ;;
-*) sed -n 2,30p "${BASH_SOURCE[0]}"; exit 2 ;;
-esac
+main() {
+    case ${1:-} in
+    stage) [ $# = 2 ] || [ $# = 3 ] || exit 2; stage "$2" "${3:-}" ;;
+    run) shift; run "$@" ;;
+    *) sed -n 2,30p "${BASH_SOURCE[0]}"; exit 2 ;;
+    esac
+}
+main "$@"; exit # in one line: the file may change while it runs
