@@ -354,7 +354,7 @@ main() {
     case ${1:-} in
     stage) [ $# = 2 ] || [ $# = 3 ] || exit 2; stage "$2" "${3:-}" ;;
     run) shift; run "$@" ;;
-    *) sed -n 2,30p "${BASH_SOURCE[0]}"; exit 2 ;;
+    *) sed -n 2,23p "${BASH_SOURCE[0]}"; exit 2 ;;
     esac
 }
 main "$@"; exit # in one line: the file may change while it runs
