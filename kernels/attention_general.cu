@@ -3,6 +3,7 @@
  * Launch   grid (heads, rows), 4 warps; a warp takes every 4th token, its lanes the dims; merged through shared memory.
  * Speed    reads K and V once per row and head: for tests, odd head sizes and small models. */
 #include "attention.h"
+#include "common/grid_rows.cuh"
 #include "common/launch.cuh"
 #include "kv_layout.h"
 
@@ -93,10 +94,28 @@ cudaError_t launch_general(const struct kernel_context *ctx, const struct attent
     return cudaErrorInvalidValue;
 }
 
+/* Rows first .. of the list, or of all: as many as a grid has. */
+cudaError_t launch_part(const struct kernel_context *ctx, struct attention_args a, uint32_t first)
+{
+    a.rows = grid_rows(a.rows - first);
+    if (a.row_list) {
+        a.row_list += first;
+    } else {
+        a.positions += first, a.slots += first;
+        a.q = (const char *)a.q + first * a.q_stride * 2; /* bf16 and f16 alike */
+        a.out = (char *)a.out + first * a.out_stride * 2;
+    }
+    DISPATCH(ctx, launch_general<T>(ctx, a));
+}
+
 } // namespace
 
 extern "C" cudaError_t attention_general(const struct kernel_context *ctx,
                                          const struct attention_args *args)
 {
-    DISPATCH(ctx, launch_general<T>(ctx, *args));
+    cudaError_t e = cudaSuccess;
+
+    for (uint32_t first = 0; !e && first < args->rows; first += GRID_ROWS_MAX)
+        e = launch_part(ctx, *args, first);
+    return e;
 }

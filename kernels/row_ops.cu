@@ -1,5 +1,6 @@
 /* row_ops.cu - see row_ops.h. All are bound by memory; at few rows by their launch. */
 #include "common/activation.cuh"
+#include "common/grid_rows.cuh"
 #include "common/launch.cuh"
 #include "kv_layout.h"
 #include "row_ops.h"
@@ -472,10 +473,24 @@ cudaError_t rmsnorm(const struct kernel_context *ctx, const struct norm_args *a)
     DISPATCH(ctx, launch_norm<T>(ctx, *a));
 }
 
-cudaError_t glu(const struct kernel_context *ctx, const struct glu_args *a)
+static cudaError_t launch_glu(const struct kernel_context *ctx, const struct glu_args *a)
 {
     const dim3 grid((a->width + 2047) / 2048, a->rows), block(256);
     DISPATCH(ctx, launch(ctx, glu_kernel<T>, grid, block, 0, *a));
+}
+
+cudaError_t glu(const struct kernel_context *ctx, const struct glu_args *a)
+{
+    cudaError_t e = cudaSuccess;
+
+    for (uint32_t first = 0; !e && first < a->rows; first += GRID_ROWS_MAX) {
+        struct glu_args part = *a;
+        part.rows = grid_rows(a->rows - first);
+        part.gu = (const char *)a->gu + first * a->gu_stride * 2; /* bf16 and f16 alike */
+        part.y = (char *)a->y + first * a->y_stride * 2;
+        e = launch_glu(ctx, &part);
+    }
+    return e;
 }
 
 cudaError_t rope_kv(const struct kernel_context *ctx, const struct rope_kv_args *a)

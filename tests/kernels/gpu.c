@@ -34,14 +34,28 @@ const char *gpu_reason(void)
     return reason;
 }
 
-static void *take(size_t bytes, int fill)
+static bool is_set(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value && strcmp(value, "0") != 0;
+}
+
+bool gpu_small(void)
+{
+    return is_set("INFERD_GPU_SMALL");
+}
+
+enum fill { FILL_ZERO = 0, FILL_NAN = 0xff, FILL_NONE = -1 };
+
+static void *take(size_t bytes, enum fill fill)
 {
     size_t padded = (bytes + 255) / 256 * 256;
     void *at;
 
     assert_true(buffer_count < BUFFERS_MAX);
     EXPECT_CUDA(cudaMalloc(&at, padded + GUARD_BYTES));
-    EXPECT_CUDA(cudaMemset(at, fill, padded));
+    if (fill != FILL_NONE) EXPECT_CUDA(cudaMemset(at, (int)fill, padded));
     EXPECT_CUDA(cudaMemset((char *)at + bytes, 0xa5, padded - bytes + GUARD_BYTES));
     EXPECT_CUDA(cudaDeviceSynchronize());
     buffers[buffer_count].at = at;
@@ -51,17 +65,22 @@ static void *take(size_t bytes, int fill)
 
 void *gpu_poisoned(size_t bytes)
 {
-    return take(bytes, 0xff);
+    return take(bytes, FILL_NAN);
+}
+
+void *gpu_scratch(size_t bytes)
+{
+    return take(bytes, is_set("INFERD_GPU_RAW") ? FILL_NONE : FILL_NAN);
 }
 
 void *gpu_zeroed(size_t bytes)
 {
-    return take(bytes, 0);
+    return take(bytes, FILL_ZERO);
 }
 
 void *gpu_upload(const void *host, size_t bytes)
 {
-    void *at = take(bytes, 0xff);
+    void *at = take(bytes, FILL_NONE);
 
     EXPECT_CUDA(cudaMemcpy(at, host, bytes, cudaMemcpyHostToDevice));
     return at;

@@ -19,8 +19,14 @@ bool gpu_begin(struct kernel_context *ctx,
                enum kernel_type type); /* a fresh stream; seeds test_rand as usual */
 const char *gpu_reason(void);
 
+/* Few and small shapes: INFERD_GPU_SMALL, for tools that make a kernel a hundred times slower. */
+bool gpu_small(void);
+
 /* Device memory filled with NaN patterns (0xff) and canaries behind; all freed by gpu_end, which checks the canaries. */
 void *gpu_poisoned(size_t bytes);
+/* The same for what kernels keep to themselves, but with INFERD_GPU_RAW as cudaMalloc gave it, so that initcheck sees who reads what
+ * nobody wrote. */
+void *gpu_scratch(size_t bytes);
 void *gpu_zeroed(size_t bytes);
 void *gpu_upload(const void *host, size_t bytes);
 void gpu_download(const struct kernel_context *ctx, const void *device, void *host, size_t bytes);

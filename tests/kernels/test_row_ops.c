@@ -74,6 +74,27 @@ TEST(norm_adds_the_residual_and_normalises)
             norm_case((i + (size_t)k) % 2 ? KERNEL_F16 : KERNEL_BF16, 3, widths[i], k > 0, k > 1);
 }
 
+/* More rows than a grid has in its second dimension. */
+TEST(glu_runs_more_rows_than_a_grid_is_high)
+{
+    NEED_GPU(KERNEL_BF16);
+    enum { ROWS = 65600, F = 8 };
+    uint16_t *gu = random_values(ctx.type, (size_t)ROWS * 2 * F, 1),
+             *bits = malloc((size_t)ROWS * F * 2);
+    struct glu_args a = {ROWS, F, gpu_upload(gu, (size_t)ROWS * 2 * F * 2), 2 * F,
+                         NULL, 0, gpu_poisoned((size_t)ROWS * F * 2),       F};
+
+    EXPECT_CUDA(glu(&ctx, &a));
+    gpu_download(&ctx, a.y, bits, (size_t)ROWS * F * 2);
+    for (size_t i = 0; i < (size_t)ROWS * F; i++) {
+        double g = type_value(ctx.type, gu[2 * i]), u = type_value(ctx.type, gu[2 * i + 1]);
+        EXPECT_NEAR(type_value(ctx.type, bits[i]), g / (1 + exp(-g)) * u,
+                    1e-6 + 0.005 * fabs(g / (1 + exp(-g)) * u));
+    }
+    free(gu), free(bits);
+    gpu_end(&ctx);
+}
+
 TEST(glu_multiplies_the_activated_gate_with_up)
 {
     for (int act = 0; act < 2; act++) {

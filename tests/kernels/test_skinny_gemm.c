@@ -119,7 +119,7 @@ static void check_shape(struct kernel_context *ctx, uint32_t N, uint32_t x_cols)
 
     make(&p, ctx, N, x_cols);
     for (int i = (int)(sizeof Ms / sizeof *Ms) - 1; i >= 0;
-         i--) /* the largest first: the rows to compare with */
+         i -= gpu_small() ? 3 : 1) /* the largest first: the rows to compare with */
         for (int norm = 0; norm < 2; norm++) {
             if (!skinny_gemm_fits(ctx, Ms[i], p.K, norm)) continue;
             run_logits(&p, Ms[i], norm, got);
@@ -150,7 +150,7 @@ static void check_shapes(enum kernel_type type)
                                          {896, 3584}, {100, 2400}, {512, 14336}, {4000, 1000},
                                          {48, 18944}, {1, 8192}};
 
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i += gpu_small() ? 2 : 1) {
         NEED_GPU(type);
         if (ctx.capability < 90) skip();
         check_shape(&ctx, shapes[i][0], shapes[i][1]);
@@ -222,12 +222,13 @@ TEST(residual_store_glu_and_picked_rows_are_what_they_say)
     gpu_end(&ctx);
 }
 
-TEST(qkv_rotates_neighbours_and_writes_keys_and_values_to_their_pages)
+static void qkv_case(enum kernel_type type, uint32_t H, uint32_t G, uint32_t D, uint32_t ROPE)
 {
-    NEED_GPU(KERNEL_BF16);
+    NEED_GPU(type);
     if (ctx.capability < 90) skip();
     struct problem p;
-    enum { H = 6, G = 2, D = 48, ROPE = 32, M = 4, BLOCKS = 5, N = (H + 2 * G) * D };
+    enum { M = 4, BLOCKS = 5 };
+    uint32_t N = (H + 2 * G) * D;
     int32_t positions[M] = {0, 7, 300, -1}, slots[M] = {3 * 16 + 0, 1 * 16 + 7, 4 * 16 + 12, -1};
     float2 *rope = malloc(301 * (ROPE / 2) * sizeof *rope);
     size_t kv_elements = BLOCKS * kv_block_elements(G, D);
@@ -270,8 +271,8 @@ TEST(qkv_rotates_neighbours_and_writes_keys_and_values_to_their_pages)
                          (is_k ? token * D + e : 16 * D + ((token / 8) * D + e) * 8 + token % 8)];
             }
             double off =
-                type_value(ctx.type, *at) - v; /* one large x * gain may be rounded by 0.4 */
-            EXPECT_TRUE(fabs(off) < 0.4 + 0.02 * fabs(v));
+                type_value(ctx.type, *at) - v; /* one large x * gain may be rounded by 0.8 */
+            EXPECT_TRUE(fabs(off) < 0.8 + 0.02 * fabs(v));
             difference += off * off, size += v * v;
             *at = 0xffff; /* seen */
         }
@@ -280,4 +281,16 @@ TEST(qkv_rotates_neighbours_and_writes_keys_and_values_to_their_pages)
     free(rope), free(q), free(kv), free(poison);
     drop(&p);
     gpu_end(&ctx);
+}
+
+TEST(qkv_rotates_neighbours_and_writes_keys_and_values_to_their_pages)
+{
+    /* heads, KV heads, head size, rotated: tiles of 16 rows that end in a head, and that reach over its end */
+    static const uint32_t shapes[][4] = {{6, 2, 48, 32}, {3, 3, 64, 64},   {5, 1, 80, 80},
+                                         {4, 2, 96, 24}, {7, 1, 128, 128}, {2, 1, 256, 64},
+                                         {6, 2, 20, 10}, {16, 1, 64, 2}};
+
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i += gpu_small() ? 3 : 1)
+        qkv_case(i % 2 ? KERNEL_F16 : KERNEL_BF16, shapes[i][0], shapes[i][1], shapes[i][2],
+                 shapes[i][3]);
 }

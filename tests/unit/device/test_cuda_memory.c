@@ -1,4 +1,5 @@
-/* test_cuda_memory.c - what other processes hold, take and give back on a shared GPU is never taken for the driver's own.
+/* test_cuda_memory.c - what other processes hold, take and give back on a shared GPU is never taken for the driver's own; what the
+ * device cannot run is refused.
  * Method: figures as a GPU gave them to one process alone, and the same with others beside it; no GPU is needed. */
 #include <string.h>
 
@@ -101,4 +102,21 @@ TEST(the_driver_is_left_its_room_whoever_holds_what)
     for (uint64_t opened = 0; opened < 4096 * MIB; opened += MIB / 2)
         EXPECT_TRUE(cuda_driver_wants(&driver, opened) >= driver.later + driver.graphs &&
                     cuda_driver_wants(&driver, opened) <= driver.context + driver.graphs);
+}
+
+/* Tiles of a chunk are cut once for all layers. */
+TEST(layers_with_other_numbers_of_heads_to_a_kv_head_are_refused)
+{
+    struct stage stages[2] = {{.kind = STAGE_ATTN, .attn = {.heads = 32, .kv_heads = 8}},
+                              {.kind = STAGE_ATTN, .attn = {.heads = 16, .kv_heads = 4}}};
+    struct device_options options = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16};
+    struct device_limits limits = {
+        .rows_max = 16, .slots_max = 4, .logits_max = 4, .steps_inflight = 2, .context_tokens = 64};
+    struct plan plan = {.layers = 2, .stages = stages, .stage_count = 2, .context_tokens = 64};
+    struct error err = {0};
+
+    EXPECT_OK_ERR(cuda_plan_check(&options, &plan, &limits, &err), &err);
+    stages[1].layer = 1, stages[1].attn.kv_heads = 8;
+    EXPECT_EQ(cuda_plan_check(&options, &plan, &limits, &err), STATUS_UNSUPPORTED);
+    EXPECT_TRUE(strstr(err.message, "layer 1 has 2 heads to a KV head, others 4") != NULL);
 }
