@@ -30,7 +30,7 @@ class Stream(threading.Thread):
 
     def __init__(self, daemon):
         super().__init__()
-        self.connection = daemon.raw(60)
+        self.connection = daemon.raw()
         self.events, self.error, self.body = [], None, b""
 
     def run(self):

@@ -125,7 +125,7 @@ def test_megabytes_of_text_are_refused_at_once_or_delay_nobody(daemon):
     letters = iter("abcdefgh")  # another text each time, which nothing remembers
 
     def others():
-        with daemon.raw(60) as c:
+        with daemon.raw() as c:
             c.send(post("/tokenize", {"prompt": next(letters) * (8 << 20)}))
             time.sleep(0.05)
             assert daemon.complete(max_tokens=1).status == 200

@@ -347,7 +347,7 @@ def test_a_collector_that_is_away_costs_nothing_but_the_traces(start):
         from rawhttp import post
 
         def some(count):
-            with daemon.raw(60) as c:
+            with daemon.raw() as c:
                 for _ in range(count):
                     c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 1}))
                     assert c.answer().status == 200

@@ -59,7 +59,7 @@ def ask(browser, text):
     before = browser.run("return document.querySelectorAll('.message.assistant .meta').length")
     browser.keys("#prompt", text + webdriver.ENTER)
     browser.wait("return document.querySelectorAll('.message.assistant .meta').length > arguments[0]"
-                 " && !document.querySelector('.busy')", before, seconds=60)
+                 " && !document.querySelector('.busy')", before, seconds=600)
     return browser.run("return [...document.querySelectorAll('.message.assistant .text')].at(-1).innerText")
 
 
