@@ -211,7 +211,7 @@ class Daemon:
             c.send(get(path, *self.auth(), *headers, method=method))
             return c.answer(method)
 
-    def post(self, path, body, *headers, timeout=60):
+    def post(self, path, body, *headers, timeout=PATIENCE_S):
         with self.raw(timeout) as c:
             c.send(post(path, body, *self.auth(), *headers))
             return c.answer()
@@ -223,7 +223,7 @@ class Daemon:
     def complete(self, prompt="Once upon a time", **fields):
         return self.post("/v1/completions", {"prompt": prompt, "max_tokens": 8, **fields})
 
-    def stream(self, path, body, timeout=60):
+    def stream(self, path, body, timeout=PATIENCE_S):
         """All events of a stream as objects, [DONE] as None."""
         answer = self.post(path, {**body, "stream": True}, timeout=timeout)
         assert answer.status == 200, answer.body
@@ -250,7 +250,7 @@ class Daemon:
 
     def hold(self, **fields):
         """A stream that runs until its connection is closed here: while it is open a drain does not end."""
-        c = self.raw(60)
+        c = self.raw()
         c.send(post("/v1/completions", {"prompt": "a", "max_tokens": 2000 if self.mini else 8000, "ignore_eos": True, "stream": True, **fields},
                     *self.auth()))
         assert c.head()[1] == 200

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 def until(condition, what="", seconds=PATIENCE_S):

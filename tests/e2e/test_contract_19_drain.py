@@ -14,7 +14,7 @@ LONG_RUN = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
 
 def test_a_full_queue_gets_429_at_once(start):
     daemon = start(step_us=20000, queue=4, seqs=2, context=8192)
-    clients = [daemon.raw(60) for _ in range(12)]
+    clients = [daemon.raw() for _ in range(12)]
 
     def send(some):
         for c in some:

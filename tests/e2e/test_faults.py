@@ -30,7 +30,7 @@ class Stream(threading.Thread):
 
     def __init__(self, daemon):
         super().__init__()
-        self.connection = daemon.raw(60)
+        self.connection = daemon.raw()
         self.events, self.error, self.body = [], None, b""
 
     def run(self):
@@ -120,7 +120,7 @@ def test_a_lost_device_ends_everything_with_the_cause(start, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_device_that_hangs_is_noticed(start, device):
-    check_lost(lambda: start(fault=f"hang@{FAULT_STEP}", step_timeout_s=1, **device_options(device)), "stopped answering")
+    check_lost(lambda: start(fault=f"hang@{FAULT_STEP}", step_timeout_s=3, **device_options(device)), "stopped answering")
 
 
 @pytest.mark.parametrize("device", DEVICES)

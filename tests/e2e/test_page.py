@@ -59,7 +59,7 @@ def ask(browser, text):
     before = browser.run("return document.querySelectorAll('.message.assistant .meta').length")
     browser.keys("#prompt", text + webdriver.ENTER)
     browser.wait("return document.querySelectorAll('.message.assistant .meta').length > arguments[0]"
-                 " && !document.querySelector('.busy')", before, seconds=60)
+                 " && !document.querySelector('.busy')", before, seconds=600)
     return browser.run("return [...document.querySelectorAll('.message.assistant .text')].at(-1).innerText")
 
 
@@ -70,6 +70,8 @@ def test_a_conversation_on_a_desktop(browser, cpu, tmp_path):
     assert browser.run("return document.activeElement.id") == "prompt", "the field has the focus at once"
     browser.run("document.getElementById('temperature').value = 0")
     browser.run("document.getElementById('max-tokens').value = 96")
+    # the figures are of the last 5 s: gone again when a slow answer ends, so the page itself notes that they were there
+    browser.run("setInterval(() => { window.told ||= document.getElementById('ttft-50').textContent !== '–'; }, 50)")
     answer = ask(browser, "What is the capital of France, and what is it known for?")
     assert "Paris" in answer
     second = ask(browser, "Write a short Python function that adds two numbers.")
@@ -77,7 +79,7 @@ def test_a_conversation_on_a_desktop(browser, cpu, tmp_path):
     row = browser.run("return [...document.querySelector('#answers tr').children].slice(0, 6).map(c => c.innerText)")
     assert row[0] == "2" and int(row[1]) > 0 and int(row[2]) > 0 and 0 < int(row[3]) <= 96, "the 2nd turn reuses the 1st's KV"
     assert browser.run("return document.querySelectorAll('#answers .bar span').length") >= 4
-    browser.wait("return document.getElementById('ttft-50').textContent !== '–'")
+    browser.wait("return window.told")
     ended = "return [...document.querySelectorAll('#requests tr')].map(r => [...r.children].map(c => c.innerText))"
     stats = cpu.get("/stats").json()
     newest = [e["id"][-5:] for e in stats["ended"][:2]]

@@ -83,7 +83,7 @@ class Browser:
         found = self._call("POST", f"{self.session}/element", {"using": "css selector", "value": selector})
         self._call("POST", f"{self.session}/element/{found[ELEMENT]}/click", {})
 
-    def wait(self, script, *args, seconds=60):
+    def wait(self, script, *args, seconds=120):
         """Until the script's value is true; returns it."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:

@@ -305,7 +305,7 @@ def test_an_incomplete_request_is_closed_in_time_and_blocks_nobody(hasty):
         except ConnectionResetError:
             return False
         finally:
-            c.socket.settimeout(60)
+            c.socket.settimeout(120)
 
     def others():
         open_ = [hasty.connect() for _ in range(40)] + [hasty.connect() for _ in halves]
