@@ -98,6 +98,24 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ s
     }
 }
 
+/* A block per row. */
+template <typename T>
+__global__ void __launch_bounds__(256) pack_kernel(const __grid_constant__ struct pack_args a)
+{
+    pdl_trigger();
+    pdl_wait();
+    const uint32_t row = blockIdx.x, t = threadIdx.x;
+    const uint64_t from = a.row_index[row];
+    const float4 *x = (const float4 *)(a.x + from * a.x_stride);
+    const uint4 *v = (const uint4 *)((const T *)a.a + from * a.a_stride);
+    float4 *x_to = (float4 *)(a.x_to + row * a.x_stride);
+    uint4 *v_to = (uint4 *)((T *)a.a_to + row * a.a_stride);
+    for (uint32_t i = t; i < a.x_stride / 4; i += blockDim.x)
+        x_to[i] = x[i];
+    for (uint32_t i = t; i < a.a_stride / 8; i += blockDim.x)
+        v_to[i] = v[i];
+}
+
 template <typename T>
 __global__ void __launch_bounds__(256) glu_kernel(const __grid_constant__ struct glu_args a)
 {
@@ -471,6 +489,12 @@ cudaError_t embed(const struct kernel_context *ctx, const struct embed_args *a)
 cudaError_t rmsnorm(const struct kernel_context *ctx, const struct norm_args *a)
 {
     DISPATCH(ctx, launch_norm<T>(ctx, *a));
+}
+
+cudaError_t pack_rows(const struct kernel_context *ctx, const struct pack_args *a)
+{
+    if (!a->rows) return cudaSuccess;
+    DISPATCH(ctx, launch(ctx, pack_kernel<T>, dim3(a->rows), dim3(256), 0, *a));
 }
 
 static cudaError_t launch_glu(const struct kernel_context *ctx, const struct glu_args *a)

@@ -42,6 +42,19 @@ struct norm_args {
 enum { NORM_HIDDEN_MAX = 49152 }; /* a row is kept in registers */
 cudaError_t rmsnorm(const struct kernel_context *ctx, const struct norm_args *args);
 
+/* x_to[i] = x[row_index[i]], a_to[i] = a[row_index[i]]; what is read and what is written do not overlap. */
+struct pack_args {
+    uint32_t rows;
+    const int32_t *row_index; /* [rows] */
+    const float *x;           /* strides in elements, multiples of 64 */
+    float *x_to;
+    uint64_t x_stride;
+    const void *a; /* T */
+    void *a_to;
+    uint64_t a_stride;
+};
+cudaError_t pack_rows(const struct kernel_context *ctx, const struct pack_args *args);
+
 /* y[r, i] = act(gu[r, 2i] + bias[2i]) * (gu[r, 2i + 1] + bias[2i + 1]) */
 struct glu_args {
     uint32_t rows, width; /* of y */

@@ -221,6 +221,47 @@ TEST(golden_models_give_what_the_cpu_gives_exactly)
             }
 }
 
+/* Behind the last attention of a step with a part of a prompt only rows that want logits are run, by the kernels for so few rows: the
+ * logits are those of all rows to the number type's precision. */
+TEST(rows_that_want_logits_have_them_whichever_they_are)
+{
+    enum { SEQS = 6, TOKENS = 500 };
+    static const char *const models[] = {"llama_plain-f16", "qwen2_gqa7-bf16", "gemma3_text",
+                                         "llama_awkward"};
+    static const uint32_t chunks[] = {3, 40, 300};
+
+    if (!have_gpu()) skip();
+    for (int i = 0; i < 12; i++) {
+        struct harness_options o = {.device = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_F32},
+                                    .slots = SEQS,
+                                    .rows_max = 2048,
+                                    .context_tokens = TOKENS};
+        struct harness_seq seqs[SEQS];
+        int32_t tokens[SEQS][TOKENS];
+        char name[80];
+        struct harness h;
+
+        snprintf(name, sizeof name, "models/%s", models[i % 4]);
+        harness_open(&h, test_golden(name), &o);
+        for (uint32_t s = 0; s < SEQS; s++) {
+            uint32_t count = TOKENS / (1 + s);
+            for (uint32_t t = 0; t < count; t++)
+                tokens[s][t] = (int32_t)test_rand_below(h.plan->vocab_tokens);
+            seqs[s] = (struct harness_seq){tokens[s], count, 0,
+                                           malloc(count * h.plan->vocab_rows * sizeof(float))};
+            harness_run(&h, &seqs[s], 1, (struct harness_cut){0});
+        }
+        struct harness_difference d = harness_compare_some(&h, seqs, SEQS, chunks[i / 4]);
+        print_message("  %s, chunks to %u: %u rows, worst %.1e of %.1e\n", models[i % 4],
+                      chunks[i / 4], d.rows, d.worst, d.scale);
+        EXPECT_TRUE(d.rows > 100 && d.worst <= 0.05 * d.scale);
+        EXPECT_EQ(device_health(h.device).late_allocations, 0);
+        harness_close(&h);
+        for (uint32_t s = 0; s < SEQS; s++)
+            free(seqs[s].logits);
+    }
+}
+
 TEST(made_up_weights_of_block_formats_are_the_cpus)
 {
     static const enum dtype types[] = {DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q5_1, DTYPE_IQ4_NL};

@@ -2,6 +2,7 @@
  * Method: widths that are no multiple of anything, strides padded with zeros that must stay zeros; outputs poisoned. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "device/dummy_weights.h"
 #include "gpu.h"
@@ -127,6 +128,38 @@ TEST(glu_multiplies_the_activated_gate_with_up)
                             1e-6 + 0.005 * fabs(t * u));
             }
         free(gu), free(bits), free(bias);
+        gpu_end(&ctx);
+    }
+}
+
+TEST(picked_rows_are_packed_with_their_tails)
+{
+    for (int type = 0; type < 2; type++) {
+        enum { ROWS = 300, OUT = 37, X = 192, A = 64 };
+        NEED_GPU(type ? KERNEL_F16 : KERNEL_BF16);
+        float *x = random_floats(ROWS * X, 3), got[X];
+        uint16_t *v = random_values(ctx.type, ROWS * A, 2), bits[A];
+        int32_t rows[OUT];
+        for (int i = 0; i < OUT; i++)
+            rows[i] = i * 8 + i % 5;
+        struct pack_args a = {
+            .rows = OUT,
+            .row_index = gpu_upload(rows, sizeof rows),
+            .x = gpu_upload(x, (size_t)ROWS * X * 4),
+            .x_to = gpu_poisoned(OUT * X * 4),
+            .x_stride = X,
+            .a = gpu_upload(v, (size_t)ROWS * A * 2),
+            .a_to = gpu_poisoned(OUT * A * 2),
+            .a_stride = A,
+        };
+        EXPECT_CUDA(pack_rows(&ctx, &a));
+        for (int i = 0; i < OUT; i++) {
+            gpu_download(&ctx, a.x_to + i * X, got, sizeof got);
+            EXPECT_TRUE(memcmp(got, x + rows[i] * X, sizeof got) == 0);
+            gpu_download(&ctx, (const uint16_t *)a.a_to + i * A, bits, sizeof bits);
+            EXPECT_TRUE(memcmp(bits, v + rows[i] * A, sizeof bits) == 0);
+        }
+        free(x), free(v);
         gpu_end(&ctx);
     }
 }

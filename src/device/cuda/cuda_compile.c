@@ -201,13 +201,19 @@ static cudaError_t run_and_capture(struct cuda_device *d, const struct cuda_forw
  * the library's. */
 static cudaError_t pass_chunks(struct cuda_device *d, const struct prefill_tile *tiles)
 {
-    struct cuda_forward f = {.tiles = tiles, .tile_count = 1, .has_chunks = true};
+    struct cuda_forward f = {.tiles = tiles,
+                             .tile_count = 1,
+                             .last_tiles = tiles,
+                             .last_tile_count = 1,
+                             .has_chunks = true};
     cudaError_t e = cudaSuccess;
 
     for (uint32_t i = 1; !e && i <= CUDA_SKINNY_ROWS + 2; i++) {
         f.rows = i <= CUDA_SKINNY_ROWS ? i : (i - CUDA_SKINNY_ROWS) * CUDA_MEDIUM_ROWS;
         if (f.rows > d->b.rows) f.rows = d->b.rows;
-        f.outputs = f.rows < d->b.outputs ? f.rows : d->b.outputs;
+        /* the last time not all of them, which are then packed together */
+        f.outputs = i == CUDA_SKINNY_ROWS + 2 && f.rows > 1 ? f.rows - 1 : f.rows;
+        if (f.outputs > d->b.outputs) f.outputs = d->b.outputs;
         e = cuda_forward_run(d, &f);
     }
     return e;
@@ -400,6 +406,7 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
     d->ctx.type = d->compute_dtype == DTYPE_F16 ? KERNEL_F16 : KERNEL_BF16;
     st = take_memory(d, plan, err);
     d->plan = plan;
+    d->last_attention = plan_last_attention(plan);
     if (!st) st = prepare_weights(d, err);
     loaded = clock_mono_ns();
     if (!st) st = prepare_products(d, err);

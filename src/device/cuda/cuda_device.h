@@ -37,6 +37,7 @@ struct cuda_device {
     struct device_options options;
     struct device_limits limits;
     const struct plan *plan;
+    uint32_t last_attention;  /* plan_last_attention() */
     enum dtype compute_dtype; /* cuda_compute_dtype, from compile on */
     struct cuda_memory memory;
     struct cuda_buffers b;
@@ -102,6 +103,8 @@ struct cuda_forward {
     const int32_t *decode_list; /* device */
     const struct prefill_tile *tiles;
     uint32_t tile_count;
+    const struct prefill_tile *last_tiles; /* of these, those with a row that wants logits */
+    uint32_t last_tile_count;
     bool has_chunks; /* segments of several rows */
     bool chain;      /* all layers in one launch: cuda_chain_takes() said so */
     uint32_t

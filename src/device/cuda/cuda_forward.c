@@ -12,6 +12,11 @@
 struct walk {
     struct cuda_device *d;
     const struct cuda_forward *f;
+    /* what is still of use: all rows in b->x, or those that want logits, packed in b->packed_x */
+    uint32_t rows;
+    float *x;
+    const void *attn; /* of these rows */
+    bool packed;
     const void *delta; /* not yet added to x; NULL: none */
     const float *delta_bias, *post_gain;
     float post_eps;
@@ -61,7 +66,7 @@ static const struct cuda_stage *norm_behind(const struct walk *w)
 
     if (w->stage + 1 >= w->d->plan->stage_count || w->d->ctx.type != KERNEL_BF16) return NULL;
     if (s->plan->kind != STAGE_ATTN_IN && s->plan->kind != STAGE_FFN_IN) return NULL;
-    return kind_of(w, s, w->f->rows) == PRODUCT_MEDIUM ? s : NULL;
+    return kind_of(w, s, w->rows) == PRODUCT_MEDIUM ? s : NULL;
 }
 
 static cudaError_t skinny_product(struct walk *w, const struct cuda_stage *s,
@@ -140,9 +145,9 @@ static cudaError_t norm_rows(struct walk *w, const float *gain, float eps)
 {
     struct cuda_buffers *b = &w->d->b;
     struct norm_args a = {
-        .rows = w->f->rows,
+        .rows = w->rows,
         .hidden = w->d->plan->hidden,
-        .x = b->x,
+        .x = w->x,
         .x_stride = b->hidden_stride,
         .delta = w->delta,
         .delta_stride = b->hidden_stride,
@@ -166,12 +171,12 @@ static cudaError_t begin_normed(struct walk *w, const struct cuda_stage *s,
                                 const struct plan_norm *norm, struct product *out)
 {
     struct cuda_buffers *b = &w->d->b;
-    enum product_kind kind = kind_of(w, s, w->f->rows);
+    enum product_kind kind = kind_of(w, s, w->rows);
 
     *out = (struct product){
         .kind = kind,
-        .rows = w->f->rows,
-        .x = kind == PRODUCT_SKINNY ? (const void *)b->x : b->h,
+        .rows = w->rows,
+        .x = kind == PRODUCT_SKINNY ? (const void *)w->x : b->h,
         .x_stride = b->hidden_stride,
         .norm = norm,
         .scale = 1,
@@ -269,12 +274,21 @@ static cudaError_t run_attn_in(struct walk *w, const struct cuda_stage *s)
     return e ? e : run_rope(w, s, product.kind == PRODUCT_LIBRARY);
 }
 
+/* Whether this stage is the last attention of a step with a part of a prompt: of its rows most want no logits. Other steps run as they were
+ * captured. */
+static bool packs_behind(const struct walk *w)
+{
+    return w->stage == w->d->last_attention && w->f->has_chunks && w->f->outputs < w->rows;
+}
+
 static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
 {
     const struct stage_attn *p = &s->plan->attn;
     struct cuda_device *d = w->d;
     struct cuda_buffers *b = &d->b;
-    bool tiled = prefill_attention_fits(&d->ctx, p->head_dim);
+    bool tiled = prefill_attention_fits(&d->ctx, p->head_dim), last = packs_behind(w);
+    const struct prefill_tile *tiles = last ? w->f->last_tiles : w->f->tiles;
+    uint32_t tile_count = last ? w->f->last_tile_count : w->f->tile_count;
     struct attention_args a = {
         .rows = w->f->rows,
         .heads = p->heads,
@@ -297,7 +311,7 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     cudaError_t e = cudaSuccess;
 
     if (w->f->has_chunks && !tiled) return attention_general(&d->ctx, &a);
-    if (w->f->tile_count) e = prefill_attention(&d->ctx, &a, w->f->tiles, w->f->tile_count);
+    if (tile_count) e = prefill_attention(&d->ctx, &a, tiles, tile_count);
     if (e || !w->f->decode_rows) return e;
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
@@ -308,19 +322,39 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     return paged_decode(&d->ctx, &a, &scratch);
 }
 
+/* Rows that want logits, packed together: what stages behind the last attention read of them. Queries are needed no more. */
+static cudaError_t pack_outputs(struct walk *w)
+{
+    struct cuda_buffers *b = &w->d->b;
+    struct pack_args a = {
+        .rows = w->f->outputs,
+        .row_index = b->out_rows,
+        .x = b->x,
+        .x_to = b->packed_x,
+        .x_stride = b->hidden_stride,
+        .a = b->attn,
+        .a_to = b->q,
+        .a_stride = b->attn_stride,
+    };
+
+    assert(!w->delta && !w->norm_tiles && !w->packed);
+    w->rows = w->f->outputs, w->x = b->packed_x, w->attn = b->q, w->packed = true;
+    return pack_rows(&w->d->ctx, &a);
+}
+
 /* To the residual stream; by the library, or with a norm behind it, only to delta. */
 static cudaError_t run_project(struct walk *w, const struct cuda_stage *s,
                                const struct stage_project *p, const void *x, uint64_t x_stride)
 {
     struct cuda_buffers *b = &w->d->b;
     struct product product = {
-        .kind = kind_of(w, s, w->f->rows),
-        .rows = w->f->rows,
+        .kind = kind_of(w, s, w->rows),
+        .rows = w->rows,
         .x = x,
         .x_stride = x_stride,
         .scale = 1,
         .end = SKINNY_RESIDUAL,
-        .y = b->x,
+        .y = w->x,
         .y_stride = b->hidden_stride,
     };
     bool library = product.kind == PRODUCT_LIBRARY, aside = library || s->post_gain;
@@ -348,8 +382,8 @@ static cudaError_t run_ffn_in(struct walk *w, const struct cuda_stage *s)
         product.y = b->ffn, product.y_stride = b->ffn_stride;
         return run_product(w, s, &product);
     }
-    struct glu_args g = {w->f->rows, p->gate.rows, b->glu, b->glu_stride,
-                         s->bias,    act,          b->ffn, b->ffn_stride};
+    struct glu_args g = {w->rows, p->gate.rows, b->glu, b->glu_stride,
+                         s->bias, act,          b->ffn, b->ffn_stride};
     product.end = SKINNY_STORE, product.y = b->glu, product.y_stride = b->glu_stride;
     e = run_product(w, s, &product);
     return e ? e : glu(&w->d->ctx, &g);
@@ -361,9 +395,9 @@ static cudaError_t norm_outputs(struct walk *w, const struct cuda_stage *s)
     struct cuda_buffers *b = &w->d->b;
     struct norm_args n = {.rows = w->f->outputs,
                           .hidden = w->d->plan->hidden,
-                          .x = b->x,
+                          .x = w->x,
                           .x_stride = b->hidden_stride,
-                          .row_index = b->out_rows,
+                          .row_index = w->packed ? NULL : b->out_rows,
                           .gain = s->gain,
                           .eps = s->plan->head.norm.eps,
                           .y = b->h,
@@ -383,9 +417,9 @@ static cudaError_t run_head(struct walk *w, const struct cuda_stage *s)
     struct product product = {
         .kind = kind,
         .rows = outputs,
-        .x = skinny ? (const void *)b->x : b->h,
+        .x = skinny ? (const void *)w->x : b->h,
         .x_stride = b->hidden_stride,
-        .row_index = skinny ? b->out_rows : NULL,
+        .row_index = skinny && !w->packed ? b->out_rows : NULL,
         .norm = skinny ? &p->norm : NULL,
         .end = SKINNY_LOGITS,
         .scale = p->logit_scale,
@@ -403,32 +437,39 @@ static cudaError_t run_head(struct walk *w, const struct cuda_stage *s)
     return e;
 }
 
+static cudaError_t run_stage(struct walk *w, const struct cuda_stage *s)
+{
+    struct cuda_buffers *b = &w->d->b;
+    cudaError_t e;
+
+    switch (s->plan->kind) {
+    case STAGE_EMBED: return run_embed(w, s);
+    case STAGE_ATTN_IN:
+        return w->f->chain ? decode_chain_run(&w->d->ctx, &w->d->chain.args) : run_attn_in(w, s);
+    case STAGE_ATTN: e = run_attn(w, s); return e || !packs_behind(w) ? e : pack_outputs(w);
+    case STAGE_ATTN_OUT: return run_project(w, s, &s->plan->attn_out, w->attn, b->attn_stride);
+    case STAGE_FFN_IN: return run_ffn_in(w, s);
+    case STAGE_FFN_OUT: return run_project(w, s, &s->plan->ffn_out, b->ffn, b->ffn_stride);
+    case STAGE_HEAD: return run_head(w, s);
+    case STAGE_SAMPLE: break; /* the second half of a step */
+    }
+    return cudaSuccess;
+}
+
 cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f)
 {
-    struct walk w = {.d = d, .f = f};
-    struct cuda_buffers *b = &d->b;
+    struct walk w = {.d = d, .f = f, .rows = f->rows, .x = d->b.x, .attn = d->b.attn};
     cudaError_t e = cudaSuccess;
 
     for (uint32_t i = 0; !e && i < d->plan->stage_count; i++) {
-        const struct cuda_stage *s = &b->stages[i];
+        const struct cuda_stage *s = &d->b.stages[i];
         w.stage = i;
         if (f->left_out >> s->plan->kind & 1) continue;
         if (f->chain && i > 1 && s->plan->kind < STAGE_HEAD) continue; /* in the one launch */
+        /* in the middle of a prompt keys and values are all that is wanted */
+        if (i == d->last_attention && !f->outputs) break;
         nvtxRangePushA(f->chain && i == 1 ? "chain" : stage_kind_name(s->plan->kind));
-        switch (s->plan->kind) {
-        case STAGE_EMBED: e = run_embed(&w, s); break;
-        case STAGE_ATTN_IN:
-            e = f->chain ? decode_chain_run(&d->ctx, &d->chain.args) : run_attn_in(&w, s);
-            break;
-        case STAGE_ATTN: e = run_attn(&w, s); break;
-        case STAGE_ATTN_OUT:
-            e = run_project(&w, s, &s->plan->attn_out, b->attn, b->attn_stride);
-            break;
-        case STAGE_FFN_IN: e = run_ffn_in(&w, s); break;
-        case STAGE_FFN_OUT: e = run_project(&w, s, &s->plan->ffn_out, b->ffn, b->ffn_stride); break;
-        case STAGE_HEAD: e = run_head(&w, s); break;
-        case STAGE_SAMPLE: break; /* the second half of a step */
-        }
+        e = run_stage(&w, s);
         nvtxRangePop();
         if (!e && f->marks) e = cudaEventRecord(f->marks[i], d->ctx.stream);
     }

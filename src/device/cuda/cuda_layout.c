@@ -358,6 +358,7 @@ static void carve_activations(struct carver *c, const struct device_options *opt
         heads_max = max_u64(heads_max, a->heads);
     }
     b->x = carve(c, CUDA_ACTIVATIONS, rows * b->hidden_stride * sizeof(float));
+    b->packed_x = carve(c, CUDA_ACTIVATIONS, b->outputs * b->hidden_stride * sizeof(float));
     b->h = carve(c, CUDA_ACTIVATIONS, rows * b->hidden_stride * 2);
     b->delta = carve(c, CUDA_ACTIVATIONS, rows * b->hidden_stride * 2);
     b->qkv = carve(c, CUDA_ACTIVATIONS, rows * b->qkv_stride * 2);

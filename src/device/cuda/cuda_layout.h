@@ -103,7 +103,7 @@ struct cuda_buffers {
     char *ropes[PLAN_ROPES_MAX]; /* float2 [context, dim / 2] */
     char *inv_freq;              /* room for one table's frequencies */
     /* activations */
-    float *x;
+    float *x, *packed_x; /* packed_x: [outputs] */
     char *h, *qkv, *q, *attn, *glu, *ffn, *delta;
     float *row_sums; /* [CUDA_MEDIUM_ROWS, tiles of a product]: squares of the residual stream */
     float *partial, *partial_ml;

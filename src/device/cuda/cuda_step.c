@@ -152,40 +152,59 @@ static void sort_tiles(struct prefill_tile *tiles, uint32_t count, int32_t group
     }
 }
 
+/* Whether a row of the segment's tile that begins with this pair wants logits. */
+static bool wants_logits(const struct step_segment *s, uint32_t pair, uint32_t group)
+{
+    uint32_t first = pair / group, last = (pair + CUDA_TILE_PAIRS - 1) / group;
+
+    return s->logits_count && first < s->logits_first + s->logits_count && last >= s->logits_first;
+}
+
+/* Sorted tiles of all segments of several rows, or, for the last attention, of those with a row that wants logits. */
+static const struct prefill_tile *pack_tiles(const struct step *step, bool last, uint32_t group,
+                                             struct packer *p, uint32_t *count)
+{
+    const void *on_device;
+    struct prefill_tile *tiles = NULL;
+
+    for (int pass = 0; pass < 2; pass++) { /* counted, then written */
+        if (pass) tiles = pack(p, *count, sizeof *tiles, &on_device);
+        *count = 0;
+        for (uint32_t i = 0; i < step->segment_count; i++) {
+            const struct step_segment *s = &step_segments(step)[i];
+            for (uint32_t pair = 0; s->rows > 1 && pair < s->rows * group;
+                 pair += CUDA_TILE_PAIRS) {
+                if (last && !wants_logits(s, pair, group)) continue;
+                if (pass)
+                    tiles[*count] = (struct prefill_tile){(int32_t)s->first_row, (int32_t)s->rows,
+                                                          (int32_t)s->context_len, (int32_t)s->slot,
+                                                          (int32_t)pair};
+                ++*count;
+            }
+        }
+    }
+    sort_tiles(tiles, *count, (int32_t)group);
+    return on_device;
+}
+
 static void pack_segments(struct cuda_device *d, const struct step *step, struct packer *p,
                           struct cuda_forward *f)
 {
     const struct step_segment *segments = step_segments(step);
-    uint32_t group = group_size(d), decodes = 0, tiles = 0;
+    uint32_t group = group_size(d), decodes = 0;
     const void *on_device;
     int32_t *list;
-    struct prefill_tile *tile;
 
-    for (uint32_t i = 0; i < step->segment_count; i++) {
-        if (segments[i].rows == 1)
-            decodes++;
-        else
-            tiles += (segments[i].rows * group + CUDA_TILE_PAIRS - 1) / CUDA_TILE_PAIRS;
-    }
-    f->decode_rows = decodes, f->tile_count = tiles, f->has_chunks = tiles > 0;
-    if (!tiles) return;
+    for (uint32_t i = 0; i < step->segment_count; i++)
+        decodes += segments[i].rows == 1;
+    f->decode_rows = decodes, f->has_chunks = decodes < step->segment_count;
+    if (!f->has_chunks) return;
     list = pack(p, decodes, sizeof *list, &on_device);
     f->decode_list = on_device;
-    tile = pack(p, tiles, sizeof *tile, &on_device);
-    f->tiles = on_device;
-    decodes = tiles = 0;
-    for (uint32_t i = 0; i < step->segment_count; i++) {
-        const struct step_segment *s = &segments[i];
-        if (s->rows == 1) {
-            list[decodes++] = (int32_t)s->first_row;
-            continue;
-        }
-        for (uint32_t pair = 0; pair < s->rows * group; pair += CUDA_TILE_PAIRS)
-            tile[tiles++] =
-                (struct prefill_tile){(int32_t)s->first_row, (int32_t)s->rows,
-                                      (int32_t)s->context_len, (int32_t)s->slot, (int32_t)pair};
-    }
-    sort_tiles(tile, tiles, (int32_t)group);
+    for (uint32_t i = 0; i < step->segment_count; i++)
+        if (segments[i].rows == 1) *list++ = (int32_t)segments[i].first_row;
+    f->tiles = pack_tiles(step, false, group, p, &f->tile_count);
+    f->last_tiles = pack_tiles(step, true, group, p, &f->last_tile_count);
 }
 
 static const void *pack_rows(const struct step *step, struct packer *p)
