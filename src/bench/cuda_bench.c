@@ -165,6 +165,7 @@ static const char usage[] =
     "usage: bench limits\n"
     "       bench kernels [--only NAME]\n"
     "       bench decode --model FOLDER [--batch N] [--context N] [--steps N] [--eager 1]\n"
+    "             [--limit N]: longest sequence that the device is made for, as a server's\n"
     "       bench breakdown --model FOLDER ... as decode, and µs by kind of stage\n"
     "       bench graphs --model FOLDER [--batches 1,2,4,8,16,32,64] [--context N] [--steps N]\n"
     "       bench load --model FOLDER_OR_GGUF [--cold 1]: real files; cold: out of the page cache "
@@ -192,6 +193,7 @@ static bool parse_option(struct cuda_bench_options *o, const char *name, const c
     if (!strcmp(name, "--only")) return (o->only = value) != NULL;
     if (!strcmp(name, "--batch"))
         return parse_count(value, &o->batch) && o->batch >= 1 && o->batch <= 1024;
+    if (!strcmp(name, "--limit")) return parse_count(value, &o->limit);
     if (!strcmp(name, "--context")) return parse_count(value, &o->context) && o->context >= 1;
     if (!strcmp(name, "--prompt")) return parse_count(value, &o->prompt) && o->prompt >= 1;
     if (!strcmp(name, "--steps")) return parse_count(value, &o->steps) && o->steps >= 1;

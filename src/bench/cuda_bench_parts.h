@@ -13,6 +13,8 @@ struct cuda_limits {
 struct cuda_bench_options {
     const char *model; /* folder with config.json */
     uint32_t batch, context, prompt, steps, repeats, rows_max;
+    uint32_t
+        limit; /* decode, graphs: of a sequence's tokens, as a server has it; 0: what the run needs */
     uint32_t idle_ms;    /* prefill: without work in front of each prompt */
     const char *batches; /* graphs: "1,8,64" */
     bool eager, f16, breakdown, cold;

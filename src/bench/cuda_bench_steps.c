@@ -68,15 +68,17 @@ static enum status open_runner(struct runner *r, uint32_t slots, uint32_t contex
 
     if (st) return st;
     r->plan = model_plan(r->model);
-    r->limits = (struct device_limits){
-        .slots_max = slots,
-        .rows_max = r->o->rows_max > slots ? r->o->rows_max : slots,
-        .logits_max = slots,
-        .steps_inflight = AHEAD,
-        .context_tokens = context < r->plan->context_tokens ? context : r->plan->context_tokens};
+    uint32_t limit = r->o->limit > context ? r->o->limit : context;
+    if (limit > r->plan->context_tokens) limit = r->plan->context_tokens;
+    if (context > limit) context = limit;
+    r->limits = (struct device_limits){.slots_max = slots,
+                                       .rows_max = r->o->rows_max > slots ? r->o->rows_max : slots,
+                                       .logits_max = slots,
+                                       .steps_inflight = AHEAD,
+                                       .context_tokens = limit};
     for (uint32_t g = 0; g < r->plan->group_count; g++) {
         uint32_t tokens = r->plan->groups[g].block_tokens;
-        r->per_slot[g] = (r->limits.context_tokens + tokens - 1) / tokens;
+        r->per_slot[g] = (context + tokens - 1) / tokens;
         r->limits.kv_blocks[g] = r->per_slot[g] * slots;
     }
     st = device_open(&device, &r->device, err);
