@@ -171,7 +171,9 @@ static const char usage[] =
     "       bench load --model FOLDER_OR_GGUF [--cold 1]: real files; cold: out of the page cache "
     "first\n"
     "       bench prefill --model FOLDER [--prompt N] [--repeats N] [--rows N] [--idle MS]\n"
-    "FOLDER has a config.json; weights are made up. [--f16 1]: f16 instead of bf16\n";
+    "FOLDER has a config.json; weights are made up. [--f16 1]: f16 instead of bf16. "
+    "[--chain 0]: never all\n"
+    "layers in one launch\n";
 
 static bool parse_count(const char *text, uint32_t *out)
 {
@@ -203,6 +205,8 @@ static bool parse_option(struct cuda_bench_options *o, const char *name, const c
     if (!strcmp(name, "--rows")) return parse_count(value, &o->rows_max) && o->rows_max >= 1;
     if (!strcmp(name, "--eager") && parse_count(value, &flag))
         return (o->eager = flag) == (flag != 0);
+    if (!strcmp(name, "--chain") && parse_count(value, &flag))
+        return (o->no_chain = !flag) == !flag;
     if (!strcmp(name, "--f16") && parse_count(value, &flag)) return (o->f16 = flag) == (flag != 0);
     return false;
 }

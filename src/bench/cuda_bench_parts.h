@@ -18,6 +18,7 @@ struct cuda_bench_options {
     uint32_t idle_ms;    /* prefill: without work in front of each prompt */
     const char *batches; /* graphs: "1,8,64" */
     bool eager, f16, breakdown, cold;
+    bool no_chain;    /* a launch for each part, also where all layers could be one */
     const char *only; /* kernels: those whose name contains it */
 };
 

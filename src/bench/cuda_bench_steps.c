@@ -83,6 +83,7 @@ static enum status open_runner(struct runner *r, uint32_t slots, uint32_t contex
     }
     st = device_open(&device, &r->device, err);
     if (!st) st = device_compile(r->device, r->plan, &r->limits, err);
+    if (!st && r->o->no_chain) cuda_use_chain(r->device, false);
     r->ready_s = (double)(clock_mono_ns() - begun) * 1e-9;
     return st ? st : make_steps(r, err);
 }

@@ -89,14 +89,34 @@ pack_call() { # FOLDER PART...
     sed -i 's/"eos_token_id": [0-9]*/"eos_token_id": 2/' "$pack"/models/{Llama-3-8B,SmolLM2-135M}/config.json
     cp tests/tools/gpu_serve.py tests/tools/gpu_table.py tests/e2e/teacher_forced.py "$pack/py/"
     pwd > "$pack/source_dir" # tests look for golden files where they were built
-    tar -C "$pack/.." -cf - pack | xz -6 --lzma2=preset=6,dict=128MiB -T1 > "$to/pack.tar.xz" && rm -rf "$pack"
+    tar -C "$pack/.." -cf - pack | xz --lzma2=preset=3,dict=128MiB -T1 > "$to/pack.tar.xz" && rm -rf "$pack"
     echo "$*" > "$to/parts"
     cp "$here/gpu_session.sh" "$to/"
 }
 
+# The model file in as many pieces as calls, each as large as its call has room; what each call then carries.
+carried=64000000 # bytes with the tree, of 64 MiB
+deal() { # FOLDER MODEL
+    local to=$1 model=$2 i tree end=0 room
+    tree=$(git ls-files -z | du -cb --files0-from=- | tail -1 | cut -f1)
+    [ -z "$model" ] || end=$(stat -c %s "$model")
+    for i in $(ls -d "$to"/[1-9] | sort -r); do # the first call has the most of its own
+        room=$((carried - tree - $(du -sb "$i" | cut -f1)))
+        [ $room -gt 0 ] || { echo "$i: more than may be carried" >&2; return 1; }
+        [ -n "$model" ] || continue
+        (cd "$(dirname "$model")" && sha256sum "$(basename "$model")") > "$i/model.sum"
+        head -c "$end" "$model" | tail -c "$room" > "$i/model.$(basename "$i")"
+        end=$((end > room ? end - room : 0))
+    done
+    [ "$end" = 0 ] || { echo "$end bytes of $model are left over: more calls" >&2; return 1; }
+    for i in "$to"/[1-9]; do
+        echo "$i: $(($(du -sb "$i" | cut -f1) / 1000000)) MB beside a tree of $((tree / 1000000)): $(cat "$i/parts")"
+    done
+}
+
 stage() {
     set -e
-    local to=$1 model=${2:-} calls i tree size
+    local to=$1 model=${2:-} calls i
     cd "$here/../.."
     mkdir -p "$to" && to=$(cd "$to" && pwd)
     IFS=/ read -ra calls <<< "${GPU_SESSION_CALLS:-check careful/table/serve forced}"
@@ -104,15 +124,8 @@ stage() {
     rm -rf "${to:?}"/[1-9] && echo '*' > "$to/.gitignore"
     for i in "${!calls[@]}"; do
         pack_call "$to/$((i + 1))" ${calls[$i]}
-        [ -z "$model" ] || split -n "$((i + 1))/${#calls[@]}" "$model" > "$to/$((i + 1))/model.$((i + 1))"
-        [ -z "$model" ] || (cd "$(dirname "$model")" && sha256sum "$(basename "$model")") > "$to/$((i + 1))/model.sum"
     done
-    tree=$(git ls-files -z | du -cb --files0-from=- | tail -1 | cut -f1)
-    for i in "$to"/[1-9]; do
-        size=$(du -sb "$i" | cut -f1)
-        echo "$i: $((size >> 20)) MiB of its own, with the tree $(((size + tree) >> 20)) of 64: $(cat "$i/parts")"
-        [ $((size + tree)) -lt $((63 << 20)) ] || { echo "more than may be carried" >&2; return 1; }
-    done
+    deal "$to" "$model"
 }
 
 # --- run ---
@@ -140,6 +153,9 @@ have_gpu() { [ -n "${GPU_SESSION_DRY:-}${GPU_SESSION_DEVICE:-}" ] || nvidia-smi 
 
 left() { echo $((${GPU_SESSION_SECONDS:-560} - SECONDS)); }
 
+# How many tests of a step's log ended so; the last lines name some of them again.
+tests_that() { sed -n "s/^\[ *$1 *\] \([a-z_0-9]*\)\$/\1/p" "logs/$2" 2>/dev/null | sort -u | wc -l; }
+
 # step NAME LIMIT COMMAND...: its output in logs/NAME, how it went and how long it took in logs/NAME.row. 77 from a command: skipped.
 step() {
     local name=$1 limit=$2 from=$SECONDS word=ok rc
@@ -157,8 +173,7 @@ step() {
     fi
     printf '%-26s %-12s %4d s\n' "$name" "$word" $((SECONDS - from)) > "logs/$name.row"
     printf '{"step": "%s", "bench": "step", "outcome": "%s", "seconds": %d, "ok": %d, "failed": %d, "skipped": %d}\n' "$name" "$word" \
-        $((SECONDS - from)) $(for how in '       OK ' '  FAILED  ' '  SKIPPED '; do grep -cF "[$how] " "logs/$name" 2>/dev/null || echo 0; done |
-            awk 'NR == 2 && $1 > 0 {$1 = 1} {print $1}') > "logs/$name.json"
+        $((SECONDS - from)) $(tests_that OK "$name") $(tests_that FAILED "$name") $(tests_that SKIPPED "$name") > "logs/$name.json"
 }
 
 # Beside others, but for no more than the cores bear.
@@ -214,6 +229,9 @@ ab() {
                 step "ab_${program}_64x${context}_$round" 45 env XDG_CACHE_HOME="$work/cache_$program" \
                     bin/$program decode $model --batch 64 --context $context --steps 16
             done
+            # as a server's device is made: for longer sequences than there are
+            [ $program = cuda-bench-base ] || step "ab_${program}_64x1024_limit_$round" 45 bin/$program decode $model --batch 64 \
+                --context 1024 --limit 8192 --steps 16
             step "ab_${program}_1x1024_$round" 30 bin/$program decode $model --batch 1 --context 1024 --steps 32
         done
     done
@@ -225,6 +243,8 @@ table() {
     bench t_limits 30 limits
     bench t_64x4k 60 decode $model --batch 64 --context 4096 --steps 16
     bench t_64x1k 45 decode $model --batch 64 --context 1024 --steps 16
+    bench t_64x1k_limit 45 decode $model --batch 64 --context 1024 --steps 16 --limit 8192
+    bench t_16x1k_limit 45 decode $model --batch 16 --context 1024 --steps 16 --limit 8192
     bench t_8b_1x1k 40 decode $model --batch 1 --context 1024 --steps 64
     bench t_smol_1k 30 decode --model models/SmolLM2-135M --batch 1 --context 1024 --steps 128
     bench t_smol_256 30 decode --model models/SmolLM2-135M --batch 1 --context 256 --steps 128
@@ -239,9 +259,10 @@ table() {
         bench "t_ttft512_$m" 30 prefill --model models/$m --prompt 512 --repeats 50
     done
     bench t_graphs_smol 40 graphs --model models/SmolLM2-135M --batches 1,8,16,32,64 --context 256 --steps 64
+    bench t_graphs_smol_launches 40 graphs --model models/SmolLM2-135M --batches 1 --context 256 --steps 64 --chain 0
     bench t_graphs_8b 60 graphs $model --batches 1,8,16,24,32,64 --context 1024 --steps 24
     bench t_graphs_8b_96 60 graphs $model --batches 96 --context 1024 --steps 24
-    bench t_breakdown_smol 40 breakdown --model models/SmolLM2-135M --batch 1 --context 512 --steps 64
+    bench t_breakdown_smol 40 breakdown --model models/SmolLM2-135M --batch 1 --context 512 --steps 64 --chain 0
     bench t_breakdown_1k 60 breakdown $model --batch 64 --context 1024 --steps 8
     bench t_breakdown_4k 60 breakdown $model --batch 64 --context 4096 --steps 8
     bench t_medium 40 kernels --only "medium 8B"

@@ -78,6 +78,11 @@ def whole_steps(r):
         f"{judged(short, 7.2, 6.3, False, '{:.2f}')} / {judged(long, 13.0, 12.2, False, '{:.2f}')}", "7.2, 13.0 / 6.3, 12.2")
 
 
+def limits(r):
+    for step, n in (("t_64x1k_limit", 64), ("t_16x1k_limit", 16)):
+        row(f"the 8B, {n} sequences at 1k on a device made for 8k, ms per step", shown(r.find(step).get("ms_per_step"), "{:.2f}"), "beside 1k's")
+
+
 def attention(r):
     def of(name):
         return r.find("t_attention", name=f"decode {name} heads 32/8 d 128")
@@ -115,7 +120,7 @@ def start(r):
 
 
 def graphs(r):
-    for step, name in (("t_graphs_smol", "SmolLM2"), ("t_graphs_8b", "8B"), ("t_graphs_8b_96", "8B")):
+    for step, name in (("t_graphs_smol", "SmolLM2"), ("t_graphs_smol_launches", "SmolLM2 with a launch for each part"), ("t_graphs_8b", "8B"), ("t_graphs_8b_96", "8B")):
         for line in r.all(step, "graphs"):
             row(f"graphs on / off, {name}, batch {line['batch']}, ms",
                 f"{line['graphs_ms']:.3f} / {line['launches_ms']:.3f} ({line['difference'] * 100:+.1f} %); {line['launches_per_layer']:.2f} "
@@ -176,7 +181,7 @@ def main(paths):
         print(f"read {min(r.reads)} to {max(r.reads)} GB/s, bf16 products {min(r.products, default=0)} to {max(r.products, default=0)} "
               "TFLOP/s in the same runs; bold: the aim is met\n")
     print("| | measured | must / aim |\n|---|---|---|")
-    for part in (whole_steps, attention, first_tokens, batch_of_four, start, graphs, texts, breakdowns, kernels, tests):
+    for part in (whole_steps, limits, attention, first_tokens, batch_of_four, start, graphs, texts, breakdowns, kernels, tests):
         part(r)
 
 

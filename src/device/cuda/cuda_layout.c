@@ -207,6 +207,24 @@ static enum status check_stage(const struct plan *plan, const struct stage *s, s
     return STATUS_OK;
 }
 
+/* Tiles of a chunk are cut once for all layers (cuda_step.c). */
+static enum status check_heads(const struct plan *plan, struct error *err)
+{
+    uint32_t first = 0;
+
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct stage *s = &plan->stages[i];
+        if (s->kind != STAGE_ATTN) continue;
+        if (!first) first = s->attn.heads / s->attn.kv_heads;
+        if (s->attn.heads / s->attn.kv_heads != first)
+            return error_set(err, STATUS_UNSUPPORTED,
+                             "layer %u has %u heads to a KV head, others %u; as many in all layers "
+                             "are right",
+                             s->layer, s->attn.heads / s->attn.kv_heads, first);
+    }
+    return STATUS_OK;
+}
+
 enum status cuda_plan_check(const struct device_options *options, const struct plan *plan,
                             const struct device_limits *limits, struct error *err)
 {
@@ -243,7 +261,7 @@ enum status cuda_plan_check(const struct device_options *options, const struct p
     }
     for (uint32_t i = 0; !st && i < plan->stage_count; i++)
         st = check_stage(plan, &plan->stages[i], err);
-    return st;
+    return st ? st : check_heads(plan, err);
 }
 
 /* --- weights --- */

@@ -1,5 +1,5 @@
-/* test_cuda_memory.c - what other processes hold, take and give back on a shared GPU is never taken for the driver's own; how decode
- * attention is cut does not depend on how long sequences may be.
+/* test_cuda_memory.c - what other processes hold, take and give back on a shared GPU is never taken for the driver's own; what the
+ * device cannot run is refused; how decode attention is cut does not depend on how long sequences may be.
  * Method: figures as a GPU gave them to one process alone, and the same with others beside it; kernels/paged_decode.cuh's cut of a row written
  * down again, with the parts that a step of short sequences has and with those that all may have. No GPU is needed. */
 #include <string.h>
@@ -184,4 +184,21 @@ TEST(short_steps_have_a_graph_where_sequences_may_be_long)
     plan.groups[0].window = 0, limits.context_tokens = CUDA_SHORT_TOKENS;
     EXPECT_TRUE(!cuda_short_helps(&options, &plan, &limits, 64));
     EXPECT_TRUE(cuda_driver_memory(&options, &plan, &limits).graphs < with);
+}
+
+/* Tiles of a chunk are cut once for all layers. */
+TEST(layers_with_other_numbers_of_heads_to_a_kv_head_are_refused)
+{
+    struct stage stages[2] = {{.kind = STAGE_ATTN, .attn = {.heads = 32, .kv_heads = 8}},
+                              {.kind = STAGE_ATTN, .attn = {.heads = 16, .kv_heads = 4}}};
+    struct device_options options = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16};
+    struct device_limits limits = {
+        .rows_max = 16, .slots_max = 4, .logits_max = 4, .steps_inflight = 2, .context_tokens = 64};
+    struct plan plan = {.layers = 2, .stages = stages, .stage_count = 2, .context_tokens = 64};
+    struct error err = {0};
+
+    EXPECT_OK_ERR(cuda_plan_check(&options, &plan, &limits, &err), &err);
+    stages[1].layer = 1, stages[1].attn.kv_heads = 8;
+    EXPECT_EQ(cuda_plan_check(&options, &plan, &limits, &err), STATUS_UNSUPPORTED);
+    EXPECT_TRUE(strstr(err.message, "layer 1 has 2 heads to a KV head, others 4") != NULL);
 }
