@@ -249,6 +249,7 @@ table() {
     bench t_64x4k 60 decode $model --batch 64 --context 4096 --steps 16
     bench t_64x1k 45 decode $model --batch 64 --context 1024 --steps 16
     bench t_64x1k_limit 45 decode $model --batch 64 --context 1024 --steps 16 --limit 8192
+    bench t_16x1k 45 decode $model --batch 16 --context 1024 --steps 16
     bench t_16x1k_limit 45 decode $model --batch 16 --context 1024 --steps 16 --limit 8192
     bench t_8b_1x1k 40 decode $model --batch 1 --context 1024 --steps 64
     bench t_smol_1k 30 decode --model models/SmolLM2-135M --batch 1 --context 1024 --steps 128
@@ -349,8 +350,11 @@ run() {
     echo "$SECONDS s in all; logs: $work/pack/logs"
 }
 
-case ${1:-} in
-stage) [ $# = 2 ] || [ $# = 3 ] || exit 2; stage "$2" "${3:-}" ;;
-run) shift; run "$@" ;;
-*) sed -n 2,30p "${BASH_SOURCE[0]}"; exit 2 ;;
-esac
+main() {
+    case ${1:-} in
+    stage) [ $# = 2 ] || [ $# = 3 ] || exit 2; stage "$2" "${3:-}" ;;
+    run) shift; run "$@" ;;
+    *) sed -n 2,23p "${BASH_SOURCE[0]}"; exit 2 ;;
+    esac
+}
+main "$@"; exit # in one line: the file may change while it runs
