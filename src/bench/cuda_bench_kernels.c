@@ -398,8 +398,7 @@ static char *make_scratch(struct attention_job *j, uint32_t rows, uint32_t conte
 {
     const struct attention_args *a = &j->args;
     struct device_options options = {0};
-    struct device_limits limits = {.context_tokens = context};
-    uint32_t splits = cuda_decode_splits(&options, &limits, rows, a->kv_heads);
+    uint32_t splits = cuda_decode_splits(&options, context, 0, rows, a->kv_heads);
     uint64_t partials = (uint64_t)rows * a->heads * splits, counters = (uint64_t)rows * a->heads;
     char *at;
 

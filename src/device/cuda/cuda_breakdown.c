@@ -37,7 +37,10 @@ enum status cuda_breakdown(struct device *device, uint32_t rows, uint32_t repeat
                            double us[CUDA_BREAKDOWN_KINDS], struct error *err)
 {
     struct cuda_device *d = (struct cuda_device *)device;
-    struct cuda_forward f = {.rows = rows, .decode_rows = rows, .outputs = rows};
+    struct cuda_forward f = {.rows = rows,
+                             .decode_rows = rows,
+                             .decode_tokens = d->limits.context_tokens,
+                             .outputs = rows};
     double(*all)[CUDA_BREAKDOWN_KINDS] = calloc(repeats, sizeof *all), column[REPEATS_MAX];
     cudaEvent_t begin = NULL;
     cudaError_t e = cudaEventCreate(&begin);
@@ -83,8 +86,6 @@ bool cuda_leave_out(struct device *device, uint32_t rows, uint32_t kinds)
     while (i < d->b.bucket_count && d->b.buckets[i] < rows)
         i++;
     if (i == d->b.bucket_count || !d->graphs[i] || (rows == 1 && d->chain.tokens)) return false;
-    cudaGraphExecDestroy(d->graphs[i]);
-    d->graphs[i] = NULL;
     return cuda_capture(d, i, kinds) == cudaSuccess;
 }
 

@@ -128,7 +128,11 @@ bool cuda_chain_takes(const struct cuda_device *d, uint32_t rows, uint32_t conte
 
 static cudaError_t run_once(struct cuda_device *d, bool chain)
 {
-    struct cuda_forward f = {.rows = 1, .decode_rows = 1, .outputs = 1, .chain = chain};
+    struct cuda_forward f = {.rows = 1,
+                             .decode_rows = 1,
+                             .decode_tokens = d->limits.context_tokens,
+                             .outputs = 1,
+                             .chain = chain};
 
     if (d->options.enforce_eager) return cuda_forward_run(d, &f);
     return cudaGraphLaunch(chain ? d->chain.graph : d->graphs[0], d->ctx.stream);

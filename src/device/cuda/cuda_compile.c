@@ -34,10 +34,18 @@ static_assert(sizeof(struct slot_bias) == sizeof(struct step_bias), "copied");
 
 /* --- memory --- */
 
+static void drop_graphs(struct cuda_device *d, uint32_t i)
+{
+    if (d->graphs[i]) cudaGraphExecDestroy(d->graphs[i]);
+    if (d->short_graphs[i]) cudaGraphExecDestroy(d->short_graphs[i]);
+    d->graphs[i] = d->short_graphs[i] = NULL;
+}
+
+/* Called again by close where compiling failed. */
 void cuda_free_all(struct cuda_device *d)
 {
     for (uint32_t i = 0; i < CUDA_BUCKETS_MAX; i++)
-        if (d->graphs[i]) cudaGraphExecDestroy(d->graphs[i]);
+        drop_graphs(d, i);
     if (d->chain.graph) cudaGraphExecDestroy(d->chain.graph);
     d->chain.graph = NULL, d->chain.fits = false, d->chain.tokens = 0;
     for (uint32_t i = 0; i < CUDA_STEPS_MAX; i++) {
@@ -45,7 +53,6 @@ void cuda_free_all(struct cuda_device *d)
         if (d->flights[i].done) cudaEventDestroy(d->flights[i].done);
         d->flights[i].uploaded = d->flights[i].done = NULL;
     }
-    memset(d->graphs, 0, sizeof d->graphs); /* called again by close where compiling failed */
     cuda_gemm_close(d->gemm);
     cuda_memory_give_back(&d->memory);
     free(d->skinny_weights), free(d->medium_weights), free(d->gemm_ids), free(d->b.stages);
@@ -272,15 +279,25 @@ cudaError_t cuda_capture(struct cuda_device *d, uint32_t i, uint32_t left_out)
     uint32_t rows = d->b.buckets[i];
     struct cuda_forward f = {.rows = rows,
                              .decode_rows = rows,
+                             .decode_tokens = d->limits.context_tokens,
                              .outputs = rows < d->b.outputs ? rows : d->b.outputs,
                              .left_out = left_out};
+    cudaError_t e;
 
-    return run_and_capture(d, &f, &d->graphs[i], &d->graph_launches[i]);
+    drop_graphs(d, i);
+    e = run_and_capture(d, &f, &d->graphs[i], &d->graph_launches[i]);
+    if (e || !cuda_short_helps(&d->options, d->plan, &d->limits, rows)) return e;
+    f.decode_tokens = CUDA_SHORT_TOKENS;
+    return run_and_capture(d, &f, &d->short_graphs[i], &d->graph_launches[i]);
 }
 
 static enum status capture_graphs(struct cuda_device *d, struct error *err)
 {
-    struct cuda_forward one = {.rows = 1, .decode_rows = 1, .outputs = 1, .chain = true};
+    struct cuda_forward one = {.rows = 1,
+                               .decode_rows = 1,
+                               .decode_tokens = d->limits.context_tokens,
+                               .outputs = 1,
+                               .chain = true};
     cudaError_t e = first_pass(d);
 
     if (!e && d->chain.fits) e = cuda_forward_run(d, &one);
@@ -393,6 +410,15 @@ static enum status prepare_steps(struct cuda_device *d, struct error *err)
     return st;
 }
 
+static uint32_t graph_count(const struct cuda_device *d)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < d->b.bucket_count; i++)
+        n += (d->graphs[i] != NULL) + (d->short_graphs[i] != NULL);
+    return n;
+}
+
 enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
                          const struct device_limits *limits, struct error *err)
 {
@@ -422,7 +448,6 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
     log_info("device compiled",
              "weights_s=%.2f products_s=%.2f measured=%u graphs_s=%.2f graphs=%u",
              (double)(loaded - begun) * 1e-9, (double)(chosen - loaded) * 1e-9,
-             d->products_measured, (double)(clock_mono_ns() - chosen) * 1e-9,
-             d->options.enforce_eager ? 0 : d->b.bucket_count);
+             d->products_measured, (double)(clock_mono_ns() - chosen) * 1e-9, graph_count(d));
     return STATUS_OK;
 }

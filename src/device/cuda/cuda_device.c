@@ -146,7 +146,8 @@ static void make_current(const struct cuda_device *d)
 
 static cudaError_t run_padding(struct cuda_device *d)
 {
-    struct cuda_forward one = {.rows = 1, .decode_rows = 1, .outputs = 1};
+    struct cuda_forward one = {
+        .rows = 1, .decode_rows = 1, .decode_tokens = d->limits.context_tokens, .outputs = 1};
     cudaEvent_t uploaded = d->flights[0].uploaded;
     cudaError_t e = cudaEventRecord(uploaded, d->upload);
 

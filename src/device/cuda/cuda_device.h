@@ -50,7 +50,8 @@ struct cuda_device {
     uint32_t *gemm_ids;
     uint32_t skinny_rows; /* steps of so many rows run the skinny products, more the next kind */
     uint32_t products_measured; /* choices that the cache on disk did not have */
-    cudaGraphExec_t graphs[CUDA_BUCKETS_MAX];
+    /* Of a bucket; the second for steps whose sequences all have at most CUDA_SHORT_TOKENS, NULL where it would not help. The same bits. */
+    cudaGraphExec_t graphs[CUDA_BUCKETS_MAX], short_graphs[CUDA_BUCKETS_MAX];
     struct {
         bool fits;       /* can run this plan's steps of one row */
         uint32_t tokens; /* does, where the row's sequence has at most so many with it; 0: never */
@@ -81,7 +82,7 @@ enum status cuda_compile(struct cuda_device *d, const struct plan *plan,
                          const struct device_limits *limits, struct error *err);
 /* Makes every row one of no sequence: kernels write nothing for it. On d->ctx.stream. */
 cudaError_t cuda_pad_rows(struct cuda_device *d);
-/* The graph of bucket i, which there is not, without the stages of some kinds (struct cuda_forward). */
+/* The graphs of bucket i, without the stages of some kinds (struct cuda_forward); those that there were are gone. */
 cudaError_t cuda_capture(struct cuda_device *d, uint32_t i, uint32_t left_out);
 /* Stages with a product of the kind and shape of s, in the plan's order: so many that, one behind the other, none is in L2 when its
  * turn to be timed comes. Returns how many. */
@@ -100,6 +101,7 @@ enum status cuda_medium_choose(struct cuda_device *d, struct error *err);
 struct cuda_forward {
     uint32_t rows, outputs;
     uint32_t decode_rows;       /* one-row segments; all rows where row_list is NULL */
+    uint32_t decode_tokens;     /* no sequence of theirs has more, this step's counted in */
     const int32_t *decode_list; /* device */
     const struct prefill_tile *tiles;
     uint32_t tile_count;

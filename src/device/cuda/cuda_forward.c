@@ -315,10 +315,12 @@ static cudaError_t run_attn(struct walk *w, const struct cuda_stage *s)
     if (e || !w->f->decode_rows) return e;
     a.rows = w->f->decode_rows, a.row_list = w->f->decode_list;
     if (!paged_decode_fits(p->head_dim)) return attention_general(&d->ctx, &a);
+    bool few = w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant;
+    /* For few rows another number of parts may be another kernel, which a step must not be the first to load. */
+    uint32_t tokens = few ? d->limits.context_tokens : w->f->decode_tokens;
     struct decode_scratch scratch = {
         b->partial, b->partial_ml, (uint32_t *)b->counters,
-        cuda_decode_splits(&d->options, &d->limits, w->f->decode_rows, p->kv_heads),
-        w->f->decode_rows <= CUDA_SKINNY_ROWS || d->options.batch_invariant};
+        cuda_decode_splits(&d->options, tokens, a.window, w->f->decode_rows, p->kv_heads), few};
     return paged_decode(&d->ctx, &a, &scratch);
 }
 

@@ -100,6 +100,40 @@ enum dtype cuda_compute_dtype(const struct device_options *options, const struct
     return most == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F16;
 }
 
+uint32_t cuda_decode_splits(const struct device_options *options, uint32_t tokens, uint32_t window,
+                            uint32_t rows, uint32_t kv_heads)
+{
+    uint32_t useful, splits;
+
+    if (window && tokens > window + 31) tokens = window + 31; /* in as many groups of 32 */
+    /* Few rows: so many parts that one sequence has all SMs, each with one; at least what a kernel for one row counts on
+     * (decode_chain.h). Many: the rows fill the device, parts only even it out. Useful: what kernels/paged_decode.cuh cuts the longest
+     * sequence into: every part more than a row has is a block that comes and goes. */
+    if (rows <= CUDA_SKINNY_ROWS || options->batch_invariant) {
+        useful = max_u32(1, (tokens + 127) / 128);
+        splits = max_u32(CUDA_SPLITS_FEW, CUDA_PARTS_ONE / kv_heads);
+    } else {
+        useful = max_u32(1, (tokens + 543) / 1024);
+        splits = (2048 + rows * kv_heads - 1) / (rows * kv_heads);
+    }
+    if (splits > CUDA_SPLITS_MAX) splits = CUDA_SPLITS_MAX;
+    return min_u32(splits, useful);
+}
+
+bool cuda_short_helps(const struct device_options *options, const struct plan *plan,
+                      const struct device_limits *limits, uint32_t rows)
+{
+    if (rows <= CUDA_SKINNY_ROWS || options->batch_invariant) return false;
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct stage_attn *a = &plan->stages[i].attn;
+        if (plan->stages[i].kind != STAGE_ATTN) continue;
+        uint32_t window = plan->groups[a->group].window;
+        if (cuda_decode_splits(options, limits->context_tokens, window, rows, a->kv_heads) > 1)
+            return true;
+    }
+    return false;
+}
+
 static void set_buckets(const struct device_limits *limits, struct cuda_buffers *b)
 {
     static const uint32_t usual[] = {1,  2,   4,   8,   16,  24,  32,  48,  64,
@@ -126,7 +160,8 @@ struct cuda_driver_memory cuda_driver_memory(const struct device_options *option
     m.graphs = GRAPH_BYTES + 4 * GRAPH_LAUNCH_BYTES; /* of one row in one launch (cuda_chain.c) */
     for (uint32_t i = 0; i < b.bucket_count; i++) {
         uint64_t launches = b.buckets[i] <= CUDA_SKINNY_ROWS ? 5 : 9;
-        m.graphs += GRAPH_BYTES + (launches * plan->layers + 4) * GRAPH_LAUNCH_BYTES;
+        uint64_t bytes = GRAPH_BYTES + (launches * plan->layers + 4) * GRAPH_LAUNCH_BYTES;
+        m.graphs += cuda_short_helps(options, plan, limits, b.buckets[i]) ? 2 * bytes : bytes;
     }
     return m;
 }
@@ -313,33 +348,15 @@ static void carve_stage(struct carver *c, const struct plan *plan, const struct 
 
 /* --- the rest --- */
 
-uint32_t cuda_decode_splits(const struct device_options *options,
-                            const struct device_limits *limits, uint32_t rows, uint32_t kv_heads)
-{
-    uint32_t useful, splits;
-
-    /* Few rows: so many parts that one sequence has all SMs, each with one; at least what a kernel for one row counts on
-     * (decode_chain.h). Many: the rows fill the device, parts only even it out. Useful: what kernels/paged_decode.cuh cuts the longest
-     * sequence into: every part more than a row has is a block that comes and goes. */
-    if (rows <= CUDA_SKINNY_ROWS || options->batch_invariant) {
-        useful = (limits->context_tokens + 127) / 128;
-        splits = max_u32(CUDA_SPLITS_FEW, CUDA_PARTS_ONE / kv_heads);
-    } else {
-        useful = max_u32(1, (limits->context_tokens + 543) / 1024);
-        splits = (2048 + rows * kv_heads - 1) / (rows * kv_heads);
-    }
-    if (splits > CUDA_SPLITS_MAX) splits = CUDA_SPLITS_MAX;
-    return min_u32(splits, useful);
-}
-
 /* Splits times rows is largest either at the last bucket of the many-parts rule or at the end. */
 static uint64_t split_rows(const struct device_options *options, const struct device_limits *limits,
-                           const struct cuda_buffers *b, uint32_t kv_heads)
+                           const struct cuda_buffers *b, uint32_t window, uint32_t kv_heads)
 {
     uint64_t most = 0;
 
     for (uint32_t rows = 1; rows <= b->decode_rows; rows++)
-        most = max_u64(most, (uint64_t)rows * cuda_decode_splits(options, limits, rows, kv_heads));
+        most = max_u64(most, (uint64_t)rows * cuda_decode_splits(options, limits->context_tokens,
+                                                                 window, rows, kv_heads));
     return most;
 }
 
@@ -352,7 +369,8 @@ static void carve_activations(struct carver *c, const struct device_options *opt
     for (uint32_t i = 0; i < plan->stage_count; i++) {
         const struct stage_attn *a = &plan->stages[i].attn;
         if (plan->stages[i].kind != STAGE_ATTN) continue;
-        uint64_t n = split_rows(options, limits, b, a->kv_heads) * a->heads;
+        uint64_t n =
+            split_rows(options, limits, b, plan->groups[a->group].window, a->kv_heads) * a->heads;
         partial = max_u64(partial, n * a->head_dim * sizeof(float));
         partial_ml = max_u64(partial_ml, n * 2 * sizeof(float));
         heads_max = max_u64(heads_max, a->heads);

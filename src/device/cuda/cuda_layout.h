@@ -38,6 +38,7 @@ enum {
     CUDA_SPLITS_MAX = 64,          /* parts of a sequence in decode attention */
     CUDA_SPLITS_FEW = 16,          /* of few rows at least so many, as a context is long enough */
     CUDA_PARTS_ONE = 128,          /* parts of one row over all KV heads */
+    CUDA_SHORT_TOKENS = 1504,      /* no sequence to here is cut where many rows decode */
     CUDA_STAGING_BYTES = 16 << 20, /* one of two */
 };
 
@@ -150,9 +151,14 @@ void cuda_layout(const struct device_options *options, const struct plan *plan,
                  const struct device_limits *limits,
                  struct cuda_region_map regions[CUDA_REGION_COUNT], struct cuda_buffers *out);
 
-/* Parts that a step of `rows` decode rows cuts each sequence into at most. */
-uint32_t cuda_decode_splits(const struct device_options *options,
-                            const struct device_limits *limits, uint32_t rows, uint32_t kv_heads);
+/* Parts that a step of `rows` decode rows cuts each sequence into at most, where none has more than `tokens` tokens and a layer sees the last
+ * `window` of them (0: all). Never fewer than kernels/paged_decode.cuh makes of the longest, so how a row is cut, and its bits, do not
+ * depend on `tokens`: a larger number only makes blocks that come and go. */
+uint32_t cuda_decode_splits(const struct device_options *options, uint32_t tokens, uint32_t window,
+                            uint32_t rows, uint32_t kv_heads);
+/* Whether a graph of so many rows for sequences of at most CUDA_SHORT_TOKENS has less to launch than the one for all: then there are both. */
+bool cuda_short_helps(const struct device_options *options, const struct plan *plan,
+                      const struct device_limits *limits, uint32_t rows);
 
 const char *cuda_region_name(enum cuda_region region);
 bool cuda_region_on_host(enum cuda_region region);

@@ -191,13 +191,17 @@ static void pack_segments(struct cuda_device *d, const struct step *step, struct
                           struct cuda_forward *f)
 {
     const struct step_segment *segments = step_segments(step);
-    uint32_t group = group_size(d), decodes = 0;
+    uint32_t group = group_size(d), decodes = 0, longest = 0;
     const void *on_device;
     int32_t *list;
 
-    for (uint32_t i = 0; i < step->segment_count; i++)
-        decodes += segments[i].rows == 1;
-    f->decode_rows = decodes, f->has_chunks = decodes < step->segment_count;
+    for (uint32_t i = 0; i < step->segment_count; i++) {
+        if (segments[i].rows != 1) continue;
+        decodes++;
+        if (segments[i].context_len >= longest) longest = segments[i].context_len + 1;
+    }
+    f->decode_rows = decodes, f->decode_tokens = longest;
+    f->has_chunks = decodes < step->segment_count;
     if (!f->has_chunks) return;
     list = pack(p, decodes, sizeof *list, &on_device);
     f->decode_list = on_device;
@@ -354,6 +358,14 @@ static cudaError_t set_rows(struct cuda_device *d, const struct step *step, cons
     return state_rows(&d->ctx, &a);
 }
 
+static cudaGraphExec_t graph_of(const struct cuda_device *d, const struct packed *p)
+{
+    if (p->forward.chain) return d->chain.graph;
+    return d->short_graphs[p->bucket] && p->forward.decode_tokens <= CUDA_SHORT_TOKENS
+               ? d->short_graphs[p->bucket]
+               : d->graphs[p->bucket];
+}
+
 cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struct step *step)
 {
     struct packed p;
@@ -365,7 +377,7 @@ cudaError_t cuda_enqueue_body(struct cuda_device *d, uint32_t index, const struc
     if (!e) e = apply_changes(d, step, &p.changes);
     if (!e) e = set_rows(d, step, &p);
     if (!e && p.bucket >= 0)
-        e = cudaGraphLaunch(p.forward.chain ? d->chain.graph : d->graphs[p.bucket], d->ctx.stream);
+        e = cudaGraphLaunch(graph_of(d, &p), d->ctx.stream);
     else if (!e && step->row_count)
         e = cuda_forward_run(d, &p.forward);
     nvtxRangePop();

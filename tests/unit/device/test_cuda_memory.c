@@ -1,6 +1,7 @@
 /* test_cuda_memory.c - what other processes hold, take and give back on a shared GPU is never taken for the driver's own; what the
- * device cannot run is refused.
- * Method: figures as a GPU gave them to one process alone, and the same with others beside it; no GPU is needed. */
+ * device cannot run is refused; how decode attention is cut does not depend on how long sequences may be.
+ * Method: figures as a GPU gave them to one process alone, and the same with others beside it; kernels/paged_decode.cuh's cut of a row written
+ * down again, with the parts that a step of short sequences has and with those that all may have. No GPU is needed. */
 #include <string.h>
 
 #include "device/cuda/cuda_layout.h"
@@ -102,6 +103,87 @@ TEST(the_driver_is_left_its_room_whoever_holds_what)
     for (uint64_t opened = 0; opened < 4096 * MIB; opened += MIB / 2)
         EXPECT_TRUE(cuda_driver_wants(&driver, opened) >= driver.later + driver.graphs &&
                     cuda_driver_wants(&driver, opened) <= driver.context + driver.graphs);
+}
+
+/* --- parts of decode attention --- */
+
+struct cut {
+    uint32_t parts, groups; /* groups of 32 tokens of each */
+};
+
+/* part_at() of kernels/paged_decode.cuh for a row that sees `groups` groups; aim: of many rows, 32 or more. */
+static struct cut cut_of(uint32_t groups, uint32_t splits_max, bool few, uint32_t aim)
+{
+    if (few) aim = 4;
+    uint32_t round = few ? aim - 1 : aim / 2, splits = (groups + round) / aim;
+
+    splits = splits > splits_max ? splits_max : splits < 1 ? 1 : splits;
+    uint32_t each = ((groups + splits - 1) / splits + 3) / 4 * 4;
+    return (struct cut){(groups + each - 1) / each, each};
+}
+
+static uint32_t groups_of(uint32_t position, uint32_t window)
+{
+    uint32_t first = window && position + 1 > window ? position + 1 - window : 0;
+
+    return position / 32 - first / 32 + 1;
+}
+
+/* Of a row whose sequence has `tokens` tokens among others of at most `longest`: as where all of `limit` are thought of. */
+static void same_cut(const struct device_options *options, uint32_t rows, uint32_t kv_heads,
+                     uint32_t window, uint32_t tokens, uint32_t longest, uint32_t limit)
+{
+    bool few = rows <= CUDA_SKINNY_ROWS || options->batch_invariant;
+    uint32_t all = cuda_decode_splits(options, limit, 0, rows, kv_heads),
+             some = cuda_decode_splits(options, longest, window, rows, kv_heads),
+             groups = groups_of(tokens - 1, window);
+
+    EXPECT_TRUE(some >= 1 && some <= all);
+    for (uint32_t aim = 32; aim <= 64; aim += few ? 64 : 8) {
+        struct cut a = cut_of(groups, all, few, aim), b = cut_of(groups, some, few, aim);
+        if (a.parts != b.parts || a.groups != b.groups)
+            fail_msg("%u rows, %u KV heads, window %u, %u tokens of %u of %u: %u parts of %u, not "
+                     "%u of %u",
+                     rows, kv_heads, window, tokens, longest, limit, b.parts, b.groups, a.parts,
+                     a.groups);
+    }
+}
+
+TEST(how_a_row_is_cut_does_not_depend_on_how_long_the_others_are)
+{
+    static const uint32_t rows[] = {1, 2, 16, 17, 24, 64, 100, 512}, heads[] = {1, 3, 8, 40};
+    static const uint32_t windows[] = {0, 1, 31, 32, 33, 34, 128, 512, 1024, 4096};
+
+    for (int invariant = 0; invariant < 2; invariant++)
+        for (int i = 0; i < 40000; i++) {
+            struct device_options options = {.batch_invariant = invariant};
+            uint32_t limit = 1 + test_rand_below(i % 2 ? 3000 : 140000),
+                     longest = 1 + test_rand_below(limit), tokens = 1 + test_rand_below(longest);
+            same_cut(&options, rows[i % 8], heads[i / 8 % 4], windows[test_rand_below(10)],
+                     i % 3 ? tokens : longest, longest, limit);
+        }
+}
+
+TEST(short_steps_have_a_graph_where_sequences_may_be_long)
+{
+    struct stage stages[2] = {{.kind = STAGE_ATTN, .attn = {.heads = 32, .kv_heads = 8}},
+                              {.kind = STAGE_ATTN, .attn = {.heads = 32, .kv_heads = 8}}};
+    struct device_options options = {.kind = DEVICE_CUDA}, invariant = {.batch_invariant = true};
+    struct device_limits limits = {.rows_max = 512, .slots_max = 64, .context_tokens = 8192};
+    struct plan plan = {.layers = 2, .stages = stages, .stage_count = 2, .group_count = 1};
+
+    EXPECT_EQ(cuda_decode_splits(&options, CUDA_SHORT_TOKENS, 0, 64, 8), 1);
+    EXPECT_EQ(cuda_decode_splits(&options, CUDA_SHORT_TOKENS + 1, 0, 64, 8), 2);
+    EXPECT_TRUE(cuda_short_helps(&options, &plan, &limits, 64));
+    EXPECT_TRUE(!cuda_short_helps(&options, &plan, &limits, CUDA_SKINNY_ROWS));
+    EXPECT_TRUE(!cuda_short_helps(&options, &plan, &limits, 256)); /* nobody is cut */
+    EXPECT_TRUE(!cuda_short_helps(&invariant, &plan, &limits, 64));
+    uint64_t with = cuda_driver_memory(&options, &plan, &limits).graphs;
+    plan.groups[0].window = 1024;
+    EXPECT_TRUE(!cuda_short_helps(&options, &plan, &limits, 64));
+    plan.groups[0].window = 0, limits.context_tokens = CUDA_SHORT_TOKENS;
+    EXPECT_TRUE(!cuda_short_helps(&options, &plan, &limits, 64));
+    EXPECT_TRUE(cuda_driver_memory(&options, &plan, &limits).graphs < with);
 }
 
 /* Tiles of a chunk are cut once for all layers. */
