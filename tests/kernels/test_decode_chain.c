@@ -100,6 +100,9 @@ static void make_model(struct model *m, struct kernel_context *ctx)
     m->attn = gpu_zeroed(HEADS * D * 2);
     m->ffn = gpu_zeroed(FFN * 2);
     m->link = gpu_zeroed(DECODE_CHAIN_LINK_BYTES);
+    /* the last exchange of the first run has number 0 */
+    const uint32_t number = UINT32_MAX - 2 * LAYERS + 1;
+    EXPECT_CUDA(cudaMemcpy(m->link, &number, sizeof number, cudaMemcpyHostToDevice));
     m->scratch =
         (struct decode_scratch){gpu_poisoned(HEADS * 32 * D * 4), gpu_poisoned(HEADS * 32 * 2 * 4),
                                 gpu_zeroed(HEADS * 4), 32, true};
