@@ -1,5 +1,5 @@
-/* decode_chain.cuh - what decode_chain.cu is made for: shapes, how a block's share of a weight is cut, and what lies where in its
- * shared memory. All of it is known to the compiler. */
+/* decode_chain.cuh - what decode_chain.cu is made for: shapes, how they are cut over clusters and blocks, and what lies where in a
+ * block's shared memory. All of it is known to the compiler. */
 #pragma once
 
 #include <cuda.h>
@@ -10,104 +10,121 @@
 namespace
 {
 
-constexpr int WARPS = 12, QUADS = WARPS / 4, CONSUMERS = WARPS * 32;
-constexpr int THREADS = CONSUMERS + 128; /* registers are dealt to groups of four warps */
-constexpr int D = 64;                    /* head_dim */
-constexpr uint32_t CTAS = 16, SPLITS = DECODE_CHAIN_TOKENS_MAX / 128, SPLIT_GROUPS = 4;
-constexpr uint32_t SHARED_MAX = 225 * 1024 /* and `statics` */, RING_MIN = 4, RING_MAX = 16;
+constexpr uint32_t WARPS = 12, THREADS = WARPS * 32; /* three a part of an SM: 168 registers each */
+constexpr uint32_t QUAD = 128;                       /* threads that attend */
+constexpr uint32_t D = 64;                           /* head_dim */
+constexpr uint32_t CTAS = 16;                        /* of a cluster */
+constexpr uint32_t SPLIT_GROUPS = 4, SPLITS = CTAS;  /* a block each */
+constexpr uint32_t SHARED_MAX = 226 * 1024;          /* and `statics` */
 constexpr float LOG2E = 1.4426950408889634f, MASKED = -1e30f;
+static_assert(SPLITS * SPLIT_GROUPS * 32 == DECODE_CHAIN_TOKENS_MAX, "one split to a block");
 
 enum weight_name { ATTN_IN, ATTN_OUT, FFN_IN, FFN_OUT, WEIGHTS };
-enum exchange { X_ROWS, QKV_ROWS, PARTS, ATTENDED, ACTS, EXCHANGES };
+enum exchange { QKV_ROWS, PARTS, ACTS, EXCHANGES }; /* within a cluster */
 
-/* A block's slice of a weight: `rows` rows in tiles of `tile`, each in `chunks` stages of `blocks` 64-column blocks: those of
- * skinny_gemm, whose sums are over the same blocks. */
-struct slice {
-    uint32_t rows, tile, tiles, kblocks, blocks, chunks;
-};
-
-constexpr struct slice slice_of(uint32_t N, uint32_t K)
+constexpr uint32_t ceil_div(uint32_t n, uint32_t by)
 {
-    struct slice w = {};
-
-    w.rows = N / CTAS;
-    for (w.tile = 16; w.rows % w.tile; w.tile--)
-        ;
-    w.tiles = w.rows / w.tile;
-    w.kblocks = K / 64;
-    w.chunks = (w.kblocks + 15) / 16;
-    w.blocks = (w.kblocks + w.chunks - 1) / w.chunks;
-    return w;
+    return (n + by - 1) / by;
 }
 constexpr uint32_t round_up(uint32_t n, uint32_t to)
 {
-    return (n + to - 1) / to * to;
+    return ceil_div(n, to) * to;
 }
 constexpr uint32_t max_of(uint32_t a, uint32_t b)
 {
     return a > b ? a : b;
 }
 
+/* A block's slice of a weight: `rows` rows of `blocks` 64-column blocks in each of `chunks` parts of K. skinny_gemm sums over the
+ * same blocks: block i of all chunks by one warp, then warp by warp. */
+struct slice {
+    uint32_t rows, blocks, chunks;
+    __host__ __device__ constexpr uint32_t bytes() const
+    {
+        return rows * blocks * chunks * 128;
+    }
+};
+
 /* A shape that the code is made for: the path of one layer is some thousand instructions, and shapes known to the compiler
- * are a third of the time. */
+ * are a third of the time. A cluster has one KV head, the query heads of its group, and its share of the FFN's columns. */
 template <uint32_t H, uint32_t F, uint32_t HEADS_, uint32_t KV_> struct model {
-    static constexpr uint32_t HIDDEN = H, FFN = F, HEADS = HEADS_, KV = KV_, GROUP = HEADS / KV;
-    static constexpr uint32_t QKV = (HEADS + 2 * KV) * D, COLUMNS = HEADS * D / CTAS;
-    static constexpr uint32_t PART = COLUMNS + 4; /* floats: and two heads' maximum and sum */
-    static constexpr uint32_t PIECES = (HIDDEN + 127) / 128;
-    static constexpr struct slice W[WEIGHTS] = {slice_of(QKV, H), slice_of(H, HEADS *D),
-                                                slice_of(2 * F, H), slice_of(H, F)};
+    static constexpr uint32_t HIDDEN = H, FFN = F, HEADS = HEADS_, KV = KV_;
+    static constexpr uint32_t CLUSTERS = KV, GROUP = HEADS / KV;
+    static constexpr uint32_t ROWS = H / CTAS; /* of attn_out and ffn_out: a block's columns of x */
+    static constexpr uint32_t TILES = ceil_div(ROWS, 16);
+    static constexpr uint32_t PACKETS =
+        ceil_div(ROWS, 3); /* three columns each, to other clusters */
+    static constexpr uint32_t PIECES = ceil_div(H, 128);
 
-    static constexpr uint32_t stage_bytes()
-    {
-        uint32_t most = 0;
-        for (int i = 0; i < WEIGHTS; i++)
-            most = max_of(most, round_up(W[i].tile * W[i].blocks * 128, 1024));
-        return most;
-    }
-    static constexpr uint32_t stages_before(int weight)
-    {
-        uint32_t n = 0;
-        for (int i = 0; i < weight; i++)
-            n += W[i].tiles * W[i].chunks;
-        return n;
-    }
-    static_assert(HEADS % KV == 0 && GROUP <= 8 && COLUMNS <= D, "attention");
-    static_assert(H % 64 == 0 && F % 128 == 0 && QKV % (CTAS * 4) == 0, "slices");
-    static_assert(W[0].blocks <= WARPS && W[1].blocks <= WARPS && W[3].blocks <= WARPS, "warps");
-    static_assert(W[FFN_IN].tile == 16 && W[FFN_IN].chunks == 1 && W[FFN_IN].blocks <= WARPS, "");
-    static_assert(W[ATTN_OUT].rows % 4 == 0 && W[FFN_IN].rows % 32 == 0 && H <= CONSUMERS * 4, "");
+    /* q k v: HEAD_ROWS rows of each of the cluster's heads */
+    static constexpr uint32_t HEADS_HERE = GROUP + 2, HEAD_ROWS = D / CTAS;
+    /* FFN: as skinny_gemm cuts its K, chunks of K_BLOCKS blocks; a cluster has BLOCKS_HERE of each chunk, so that sums over
+     * the same number of every chunk are whole */
+    static constexpr uint32_t K_CHUNKS = ceil_div(F / 64, 16),
+                              K_BLOCKS = ceil_div(F / 64, K_CHUNKS);
+    static constexpr uint32_t BLOCKS_HERE = K_BLOCKS / CLUSTERS, FFN_HERE = F / CLUSTERS;
+    static constexpr uint32_t FFN_COLUMNS = FFN_HERE / CTAS; /* of a block */
+
+    static constexpr struct slice W[WEIGHTS] = {{HEADS_HERE * HEAD_ROWS, H / 64, 1},
+                                                {ROWS, GROUP, 1},
+                                                {2 * FFN_COLUMNS, H / 64, 1},
+                                                {ROWS, BLOCKS_HERE, K_CHUNKS}};
+
+    static_assert(HEADS % KV == 0 && GROUP <= 8 && HEAD_ROWS == 4, "attention");
+    static_assert(H % 64 == 0 && F % 64 == 0 && H / 64 <= WARPS, "a block of K to a warp");
+    static_assert((H / 64 + 15) / 16 == 1 && (HEADS * D / 64 + 15) / 16 == 1,
+                  "skinny_gemm's chunks");
+    static_assert(K_CHUNKS * K_BLOCKS * 64 == F && K_BLOCKS % CLUSTERS == 0, "chunks are whole");
+    static_assert(FFN_HERE % CTAS == 0 && FFN_COLUMNS % 16 == 0 && FFN_COLUMNS <= THREADS / 2,
+                  "FFN");
+    static_assert(TILES * GROUP <= WARPS && TILES * BLOCKS_HERE <= WARPS,
+                  "a tile of a block to a warp");
+    static_assert(PACKETS * CTAS <= H / 64 * 32, "who has columns of x also has a block of K");
+    static_assert(PACKETS * CTAS <= THREADS && PACKETS * BLOCKS_HERE <= THREADS, "columns of x");
+    static_assert(GROUP <= WARPS && GROUP * D / 4 <= THREADS, "heads");
 };
 
-template <class S, int WEIGHT> struct before { /* in a layer */
-    static constexpr uint32_t STAGES = S::stages_before(WEIGHT);
-};
-
-/* Places in shared memory behind the ring, bytes. */
+/* Places in a block's shared memory, bytes: the slices of a layer, each with a place of its own, then what is computed. */
 template <class S> struct places {
-    static constexpr uint32_t X = 0;
-    static constexpr uint32_t GAIN = X + round_up(S::HIDDEN * 4, 128); /* two layers, two norms */
-    static constexpr uint32_t XS = GAIN + round_up(4 * S::HIDDEN * 4, 128);
-    static constexpr uint32_t SCRATCH = XS + round_up(max_of(S::HIDDEN, S::HEADS *D) * 2, 128);
+    static constexpr uint32_t weight(int i)
+    {
+        return i ? weight(i - 1) + round_up(S::W[i - 1].bytes(), 1024) : 0;
+    }
+    static constexpr uint32_t WEIGHT[WEIGHTS] = {weight(0), weight(1), weight(2), weight(3)};
+    static constexpr uint32_t X = weight(WEIGHTS);
+    static constexpr uint32_t GAIN = X + round_up(S::HIDDEN * 4, 128); /* of the two norms */
+    static constexpr uint32_t XS = GAIN + round_up(2 * S::HIDDEN * 4, 128);
+    static constexpr uint32_t SCRATCH = XS + round_up(max_of(S::HIDDEN, S::GROUP *D) * 2, 128);
     /* sums of the warps of a product, or states of the warps of attention */
     static constexpr uint32_t SUMS =
         4 * max_of(max_of(S::W[ATTN_IN].blocks * S::W[ATTN_IN].rows,
                           S::W[FFN_IN].blocks *S::W[FFN_IN].rows),
-                   max_of(S::W[ATTN_OUT].blocks, S::W[FFN_OUT].blocks) * S::W[FFN_OUT].rows);
-    static constexpr uint32_t QUAD_FLOATS = 4 * S::GROUP * (D + 4) + 64;
-    static constexpr uint32_t ACTS = SCRATCH + round_up(max_of(SUMS, QUADS *QUAD_FLOATS * 4), 128);
+                   max_of(S::W[ATTN_OUT].blocks, S::W[FFN_OUT].blocks) * S::ROWS);
+    static constexpr uint32_t STATE_STRIDE = D + 4, STATES = 4 * S::GROUP * STATE_STRIDE + 64;
+    static constexpr uint32_t ACTS = SCRATCH + round_up(max_of(SUMS, STATES * 4), 128);
     static constexpr uint32_t QKV = ACTS; /* activations are there when these are not */
-    static constexpr uint32_t PARTS = QKV + round_up(S::QKV * 2, 128);
-    static constexpr uint32_t TOTAL =
-        max_of(ACTS + round_up(S::FFN * 2, 128), PARTS + round_up(SPLITS * S::PART * 4, 128));
-    static constexpr uint32_t STAGE_BYTES = S::stage_bytes();
-    static constexpr uint32_t ROOM = (SHARED_MAX - TOTAL) / STAGE_BYTES;
-    /* gains have room for two layers: the ring must not reach farther */
-    static constexpr uint32_t STAGES =
-        ROOM < S::stages_before(WEIGHTS) ? ROOM : S::stages_before(WEIGHTS) - 1;
-    static constexpr uint32_t BYTES = STAGES * STAGE_BYTES + TOTAL;
-    static_assert(STAGES >= RING_MIN && STAGES <= RING_MAX, "room for the ring");
-    static_assert(S::W[ATTN_IN].rows <= CONSUMERS && S::W[FFN_IN].rows <= CONSUMERS, "");
+    /* a split's outputs, then each head's maximum and sum */
+    static constexpr uint32_t PART = S::GROUP * D + round_up(2 * S::GROUP, 4); /* floats */
+    static constexpr uint32_t PARTS = QKV + round_up(S::HEADS_HERE * D * 2, 128);
+    static constexpr uint32_t BYTES =
+        max_of(ACTS + round_up(S::FFN_HERE * 2, 128), PARTS + round_up(SPLITS * PART * 4, 128));
+    static_assert(BYTES <= SHARED_MAX, "a block's share of a layer is in shared memory");
+};
+
+/* What clusters send each other through L2 (decode_chain_link.cuh). */
+template <class S> struct link_room {
+    static constexpr uint32_t COLUMNS = S::PACKETS * CTAS; /* packets of all columns of x */
+    /* Terms of a sum: the first cluster's blocks in one, those of its others one by one, to be added in the order of skinny_gemm. */
+    static constexpr uint32_t terms(uint32_t blocks)
+    {
+        return 1 + (S::CLUSTERS - 1) * blocks;
+    }
+    static constexpr uint32_t TERMS = max_of(terms(S::GROUP), terms(S::BLOCKS_HERE));
+    static constexpr uint32_t HALF = TERMS * COLUMNS * 16, BYTES = 128 + 2 * HALF;
+    static_assert(BYTES <= DECODE_CHAIN_LINK_BYTES, "room");
+};
+template <class S, int WEIGHT> struct terms_of {
+    static constexpr uint32_t COUNT = link_room<S>::terms(S::W[WEIGHT].blocks);
 };
 
 struct params {
@@ -122,6 +139,7 @@ struct params {
     const float2 *rope;
     const int32_t *position, *kv_slot, *slot, *tables;
     uint32_t table_stride;
+    char *link;
 };
 
 struct maps {
@@ -134,10 +152,9 @@ struct row { /* of the step; groups of 32 tokens, splits of 4 groups: as paged_d
 };
 
 struct statics {
-    uint64_t full[RING_MAX], empty[RING_MAX], come[EXCHANGES];
+    uint64_t full[WEIGHTS], come[EXCHANGES];
     struct row row;
     float factor;
-    uint32_t layer; /* that the consumers are in */
 };
 
 } // namespace

@@ -1,9 +1,9 @@
 /* decode_chain.h - all layers of a decode step of one row in one launch, for models so small that launches cost more than
  * their weights.
  *
- * Does what skinny_gemm (QKV, RESIDUAL, GLU, RESIDUAL) and paged_decode (few_rows) do for each layer, bit for bit, so that
- * either may run a step. One cluster of 16 blocks: needs sm_90a, a device that can place it, and one of the shapes that the
- * code is made for; decode_chain_fits() says so. x [hidden] f32 is read, goes through all layers and is written back; K and V
+ * Does what skinny_gemm (QKV, RESIDUAL, GLU, RESIDUAL) and paged_decode (few_rows) do for each layer, bit for bit, so that either may
+ * run a step. Needs sm_90a, a device that holds a cluster of 16 blocks for each KV head at once, and one of the shapes that the code is
+ * made for; decode_chain_fits() says so. x [hidden] f32 is read, goes through all layers and is written back; K and V
  * of the row go to their pages. */
 #pragma once
 
@@ -13,7 +13,10 @@
 extern "C" {
 #endif
 
-enum { DECODE_CHAIN_TOKENS_MAX = 2048 }; /* of the row's sequence, with the row itself */
+enum {
+    DECODE_CHAIN_TOKENS_MAX = 2048,    /* of the row's sequence, with the row itself */
+    DECODE_CHAIN_LINK_BYTES = 64 << 10 /* device memory by which its clusters talk */
+};
 
 struct decode_chain_shape {
     uint32_t layers, hidden, ffn;
@@ -38,6 +41,8 @@ struct decode_chain {
 struct decode_chain_args {
     const struct decode_chain *chain; /* host */
     float *x;                         /* [hidden] */
+    void *
+        link; /* [DECODE_CHAIN_LINK_BYTES] device, 128-byte aligned, zeros before the first launch; one launch at a time */
     float attn_eps, ffn_eps, scale;
     int act;            /* 0 silu, 1 gelu (tanh) */
     const float2 *rope; /* [positions, rope_dim / 2] */

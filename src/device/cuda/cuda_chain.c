@@ -104,6 +104,7 @@ enum status cuda_chain_open(struct cuda_device *d, struct error *err)
     d->chain.args = (struct decode_chain_args){
         .chain = &d->chain.kernel,
         .x = d->b.x,
+        .link = d->b.chain_link,
         .attn_eps = in->norm.eps,
         .ffn_eps = l.ffn_in->plan->ffn_in.norm.eps,
         .scale = l.attn->plan->attn.scale,

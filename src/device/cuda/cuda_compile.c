@@ -24,6 +24,7 @@ static_assert((int)CUDA_REFS == (int)STATE_REFS, "step_state.h");
 static_assert((int)CUDA_ROW_BYTES >= sizeof(struct state_row), "step_state.h");
 static_assert((int)CUDA_SLOT_PARAMS_BYTES == sizeof(struct slot_params), "step_state.h");
 static_assert((int)CUDA_SLOT_BIAS_BYTES == sizeof(struct slot_bias), "step_state.h");
+static_assert((int)CUDA_CHAIN_LINK_BYTES == (int)DECODE_CHAIN_LINK_BYTES, "decode_chain.h");
 static_assert((int)CUDA_SKINNY_ROWS <= (int)SKINNY_ROWS_MAX, "skinny_gemm.h");
 static_assert((int)CUDA_MEDIUM_ROWS == (int)MEDIUM_ROWS_MAX, "medium_gemm.h");
 /* What crosses between device/step.h and kernels/ as it is. */

@@ -388,6 +388,7 @@ static void carve_activations(struct carver *c, const struct device_options *opt
     b->partial = carve(c, CUDA_ACTIVATIONS, partial);
     b->partial_ml = carve(c, CUDA_ACTIVATIONS, partial_ml);
     b->counters = carve(c, CUDA_ACTIVATIONS, b->decode_rows * heads_max * 4);
+    b->chain_link = carve(c, CUDA_ACTIVATIONS, CUDA_CHAIN_LINK_BYTES);
     b->tokens = carve(c, CUDA_ACTIVATIONS, rows * 4);
     b->positions = carve(c, CUDA_ACTIVATIONS, rows * 4);
     b->row_slots = carve(c, CUDA_ACTIVATIONS, rows * 4);

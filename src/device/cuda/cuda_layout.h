@@ -49,6 +49,7 @@ enum {
     CUDA_HEAD_DIM_MAX = 512,
     CUDA_TOPS_MAX = 20,
     CUDA_REFS = 16,
+    CUDA_CHAIN_LINK_BYTES = 64 << 10,
     CUDA_TILE_PAIRS = 128, /* rows of a prefill tile */
     CUDA_TILE_BYTES = 20,
     CUDA_ROW_BYTES = 16, /* at most: of a row in a step's image */
@@ -109,6 +110,7 @@ struct cuda_buffers {
     float *row_sums; /* [CUDA_MEDIUM_ROWS, tiles of a product]: squares of the residual stream */
     float *partial, *partial_ml;
     char *counters;
+    char *chain_link; /* CUDA_CHAIN_LINK_BYTES: by which the clusters of a decode chain talk */
     int32_t *tokens, *positions, *row_slots, *out_rows;
     float *logits, *work;
     char *sample_partials, *sample_counters;
