@@ -213,16 +213,18 @@ static void random_text(int32_t text[CONTEXT])
         text[i] = (int32_t)test_rand_below(VOCAB);
 }
 
-/* Rows of 100 us: 200 tokens are 20 ms. The device stays busy with others' answers, and the pool is nowhere near its end. */
+/* Rows of 500 us: 200 tokens are 100 ms. The device stays busy with others' answers, and the pool is nowhere near its end. */
 TEST(a_prompt_that_is_cached_is_admitted_where_another_would_be_late)
 {
     struct rig rig;
     struct client busy, c;
     int32_t known[CONTEXT], fresh[CONTEXT];
     uint32_t retry = 0;
+    atomic_bool hold = false;
 
     rig_init(&rig);
-    rig.fake.row_ns = 100000;
+    rig.fake.row_ns = 500000;
+    rig.fake.hold = &hold;
     rig.limits.kv_blocks[0] = rig.limits.kv_blocks[1] = 256;
     rig_start(&rig);
     random_text(known);
@@ -231,6 +233,7 @@ TEST(a_prompt_that_is_cached_is_admitted_where_another_would_be_late)
         finish_all(&c, 1);
     }
     run_text(&rig, known, 200, 0, 0);
+    atomic_store(&hold, true); /* busy until both have been asked for */
     EXPECT_EQ(submit(&rig, &busy, 1, 10, 200), STATUS_OK);
     for (int way = 0; way < 2; way++) { /* one that is there, and one that is not */
         struct request *r = client_request(1, 200, 1, 2, 64);
@@ -238,12 +241,13 @@ TEST(a_prompt_that_is_cached_is_admitted_where_another_would_be_late)
 
         random_text(fresh);
         memcpy((int32_t *)(uintptr_t)r->prompts[0].ids, way ? fresh : known, 200 * sizeof *known);
-        r->deadline_ns = clock_mono_ns() + 10 * 1000000;
+        r->deadline_ns = clock_mono_ns() + 50 * 1000000;
         client_init(&c, r);
         EXPECT_EQ(engine_submit(rig.engine, r, &retry, &err), way ? STATUS_FULL : STATUS_OK);
         if (!way) engine_cancel(rig.engine, r);
         client_fini(&c);
     }
+    atomic_store(&hold, false);
     engine_cancel(rig.engine, busy.request);
     client_fini(&busy);
     rig_stop(&rig);
