@@ -69,10 +69,11 @@ static bool is_peer(int fd, const char *peer)
 void zmq_peer_note(struct zmq_client *c, zmq_msg_t *message)
 {
     const char *peer = ipc_peer(message);
-    int copy;
+    int fd = peer ? zmq_msg_get(message, ZMQ_SRCFD) : -1, copy;
 
-    if (!peer) return;
-    c->fd = zmq_msg_get(message, ZMQ_SRCFD);
+    if (!peer || (c->inode && fd == c->fd))
+        return; /* were it another socket, the next look would tell */
+    c->fd = fd;
     copy = c->fd >= 0 ? dup(c->fd) : -1;
     c->inode = copy >= 0 && is_peer(copy, peer) ? inode_of(copy) : 0;
     if (copy >= 0) close(copy);
@@ -90,7 +91,8 @@ enum unread zmq_peer_look(struct zmq_front *z, struct zmq_client *c, int64_t now
     int unread = 0, copy = c->inode ? dup(c->fd) : -1;
 
     if (copy < 0) return found;
-    if (inode_of(copy) == c->inode && !ioctl(copy, SIOCOUTQ, &unread) && unread) {
+    if (inode_of(copy) != c->inode) c->inode = 0;
+    if (c->inode && !ioctl(copy, SIOCOUTQ, &unread) && unread) {
         found = UNREAD_SOME;
         if (has_moved(z, c, unread)) {
             c->unread_ns = now;
