@@ -22,10 +22,12 @@ static enum status read_told(const char *path, unsigned number, const char *text
     json_int_t rows = 0, outputs = 0, kv_tokens = 0, pairs = 0;
     json_error_t fault;
     json_t *object = json_loadb(text, len, 0, &fault);
-    int wrong = json_unpack_ex(object, &fault, 0, "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
-                               "step", &out->step, "planned_ns", &out->planned_ns, "started_ns",
-                               &out->started_ns, "ended_ns", &out->ended_ns, "rows", &rows,
-                               "outputs", &outputs, "kv_tokens", &kv_tokens, "pairs", &pairs);
+    /* without an object `fault` says why there is none */
+    int wrong =
+        !object || json_unpack_ex(object, &fault, 0, "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+                                  "step", &out->step, "planned_ns", &out->planned_ns, "started_ns",
+                                  &out->started_ns, "ended_ns", &out->ended_ns, "rows", &rows,
+                                  "outputs", &outputs, "kv_tokens", &kv_tokens, "pairs", &pairs);
 
     json_decref(object);
     if (wrong || rows < 1 || rows > UINT32_MAX || outputs < 0 || outputs > rows || kv_tokens < 0 ||

@@ -10,6 +10,7 @@
  * taken for dead only if libzmq has not finished a large message for him either, nor taken more small ones than it may hold. Then
  * libzmq is shown the end of his socket, and lets go of all that it has for him. */
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -55,6 +56,12 @@ static uint64_t inode_of(int fd)
     return fd >= 0 && !fstat(fd, &about) && S_ISSOCK(about.st_mode) ? about.st_ino : 0;
 }
 
+/* -1: there is none. Whether it is the socket that is meant is for the caller to see. */
+static int duplicate(int fd)
+{
+    return fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
+
 static bool is_peer(int fd, const char *peer)
 {
     struct ucred cred;
@@ -69,11 +76,12 @@ static bool is_peer(int fd, const char *peer)
 void zmq_peer_note(struct zmq_client *c, zmq_msg_t *message)
 {
     const char *peer = ipc_peer(message);
-    int copy;
+    int fd = peer ? zmq_msg_get(message, ZMQ_SRCFD) : -1, copy;
 
-    if (!peer) return;
-    c->fd = zmq_msg_get(message, ZMQ_SRCFD);
-    copy = c->fd >= 0 ? dup(c->fd) : -1;
+    if (!peer || (c->inode && fd == c->fd))
+        return; /* were it another socket, the next look would tell */
+    c->fd = fd;
+    copy = duplicate(c->fd);
     c->inode = copy >= 0 && is_peer(copy, peer) ? inode_of(copy) : 0;
     if (copy >= 0) close(copy);
 }
@@ -87,10 +95,11 @@ static bool has_moved(const struct zmq_front *z, const struct zmq_client *c, int
 enum unread zmq_peer_look(struct zmq_front *z, struct zmq_client *c, int64_t now, int64_t limit_ns)
 {
     enum unread found = UNREAD_NONE;
-    int unread = 0, copy = c->inode ? dup(c->fd) : -1;
+    int unread = 0, copy = c->inode ? duplicate(c->fd) : -1;
 
     if (copy < 0) return found;
-    if (inode_of(copy) == c->inode && !ioctl(copy, SIOCOUTQ, &unread) && unread) {
+    if (inode_of(copy) != c->inode) c->inode = 0;
+    if (c->inode && !ioctl(copy, SIOCOUTQ, &unread) && unread) {
         found = UNREAD_SOME;
         if (has_moved(z, c, unread)) {
             c->unread_ns = now;

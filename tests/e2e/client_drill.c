@@ -119,7 +119,7 @@ static void check_ends(struct inferd_client *c)
     g.stream = g.return_token_ids = true;
     CHECK(inferd_client_generate(c, &g, on_event, &stopped, 60000, &error) == INFERD_STOPPED);
     CHECK(stopped.chunks == 3 && !stopped.done);
-    CHECK(stopped.ids < 1500); /* a chunk is as many ids as there are by then, not the whole answer */
+    CHECK(stopped.ids < 1500); /* not the whole answer in one of them */
     CHECK(inferd_client_generate(c, &g, on_event, &late, 1000, &error) == INFERD_TIMEOUT);
     CHECK(!late.done && late.started == 1);
     CHECK(!inferd_client_submit(c, &g, on_event, &cancelled, &id, &error));

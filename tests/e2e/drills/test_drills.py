@@ -246,7 +246,7 @@ def test_512_sequences_may_wait():
         open_ = []
         for k in range(4):
             c = d.connect()
-            c.send(request_bytes("POST", COMPLETIONS, {"prompt": "a", "n": 128, "max_tokens": 50}))
+            c.send(request_bytes("POST", COMPLETIONS, {"prompt": "a", "n": 128, "max_tokens": 4000, "ignore_eos": True}))  # the first ends after 200 s
             open_.append(c)
             until(lambda: d.metrics().value("inferd_requests_waiting") >= 128 * (k + 1) - 1, "admitted")
         assert d.post(COMPLETIONS, {"prompt": "a", "n": 2}).status == 429

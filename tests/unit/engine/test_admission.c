@@ -124,9 +124,11 @@ TEST(the_servers_own_limit_counts_where_the_request_has_none)
     struct client c[MOST];
     struct engine_stats s;
     uint32_t retry = 0;
+    atomic_bool hold = false;
 
     rig_init(&rig);
     rig.fake.row_ns = 50000;
+    rig.fake.hold = &hold;
     rig.options.ttft_limit_us = 100000;
     rig_start(&rig);
     for (uint32_t i = 0; i < 40; i++) {
@@ -136,8 +138,10 @@ TEST(the_servers_own_limit_counts_where_the_request_has_none)
         finish_all(c, 1);
     }
     uint32_t n = 0;
+    atomic_store(&hold, true); /* none is done before the last has come */
     while (n < MOST && submit_within(&rig, &c[n], 0, &retry) == STATUS_OK)
         n++;
+    atomic_store(&hold, false);
     EXPECT_TRUE(n >= 1 && n < MOST);
     finish_all(c, n);
     expect_margins_told(rig.engine);
@@ -213,16 +217,18 @@ static void random_text(int32_t text[CONTEXT])
         text[i] = (int32_t)test_rand_below(VOCAB);
 }
 
-/* Rows of 100 us: 200 tokens are 20 ms. The device stays busy with others' answers, and the pool is nowhere near its end. */
+/* Rows of 500 us: 200 tokens are 100 ms. The device stays busy with others' answers, and the pool is nowhere near its end. */
 TEST(a_prompt_that_is_cached_is_admitted_where_another_would_be_late)
 {
     struct rig rig;
     struct client busy, c;
     int32_t known[CONTEXT], fresh[CONTEXT];
     uint32_t retry = 0;
+    atomic_bool hold = false;
 
     rig_init(&rig);
-    rig.fake.row_ns = 100000;
+    rig.fake.row_ns = 500000;
+    rig.fake.hold = &hold;
     rig.limits.kv_blocks[0] = rig.limits.kv_blocks[1] = 256;
     rig_start(&rig);
     random_text(known);
@@ -231,6 +237,7 @@ TEST(a_prompt_that_is_cached_is_admitted_where_another_would_be_late)
         finish_all(&c, 1);
     }
     run_text(&rig, known, 200, 0, 0);
+    atomic_store(&hold, true); /* busy until both have been asked for */
     EXPECT_EQ(submit(&rig, &busy, 1, 10, 200), STATUS_OK);
     for (int way = 0; way < 2; way++) { /* one that is there, and one that is not */
         struct request *r = client_request(1, 200, 1, 2, 64);
@@ -238,12 +245,13 @@ TEST(a_prompt_that_is_cached_is_admitted_where_another_would_be_late)
 
         random_text(fresh);
         memcpy((int32_t *)(uintptr_t)r->prompts[0].ids, way ? fresh : known, 200 * sizeof *known);
-        r->deadline_ns = clock_mono_ns() + 10 * 1000000;
+        r->deadline_ns = clock_mono_ns() + 50 * 1000000;
         client_init(&c, r);
         EXPECT_EQ(engine_submit(rig.engine, r, &retry, &err), way ? STATUS_FULL : STATUS_OK);
         if (!way) engine_cancel(rig.engine, r);
         client_fini(&c);
     }
+    atomic_store(&hold, false);
     engine_cancel(rig.engine, busy.request);
     client_fini(&busy);
     rig_stop(&rig);
@@ -286,12 +294,15 @@ static void expect_held(struct rig *rig, uint32_t prompt, uint32_t answer, const
 {
     struct client c[2];
     struct engine_stats s;
+    atomic_bool held = true; /* the first one does not end before the second is there */
 
     rig->fake.step_us = 3000;
+    rig->fake.hold = &held;
     rig_start(rig);
     EXPECT_EQ(submit(rig, &c[0], 1, prompt, answer), STATUS_OK);
     RIG_WAIT(rig, s, s.seqs_running == 1);
     EXPECT_EQ(submit(rig, &c[1], 1, prompt, answer), STATUS_OK);
+    atomic_store(&held, false);
     client_finish(&c[0]);
     client_finish(&c[1]);
     EXPECT_STR(c[0].request->times.queued_for, "none");
