@@ -24,8 +24,9 @@
  * Limits   Local memory has next to no L1 beside so much shared memory: one spilled register in a phase costs more than the
  *          phase. So there is one row, one part and one group of 32 tokens to a warp, and the compiler must report no spills.
  *          (What is not written on every path is kept in registers all the time: tiles of idle warps are zeros.)
- * Floor    no bytes but instructions: a layer is 2,770 of them one behind the other, at 4.3 cycles each. One code for both halves
- *          of a layer has a third fewer to hold and 10 % more to run: 13 % slower.
+ * Floor    no bytes but instructions: a layer was 2,770 of them one behind the other, at 4.3 cycles each, when all warps still waited for
+ *          all behind q k v and gate and up (hand_over()). One code for both halves of a layer has a third fewer to hold and 10 % more
+ *          to run: 13 % slower.
  * Measured see docs/profiling.md; the device measures both ways when it compiles and takes what is faster. */
 #include "common/activation.cuh"
 #include "common/tensor_map.h"
@@ -157,14 +158,10 @@ template <typename T, class S> struct chain : attention<T, S> {
         float y = base::template sum_of<FFN_IN>(t) * base::late_factor();
         y += 0.f;
         const float up = __shfl_xor_sync(~0u, y, 1);
-        const T out = from_float<T>(activate(y, p.act) * up); /* of even lanes */
-        uint16_t bits;
-        memcpy(&bits, &out, 2);
+        const uint32_t out = pack2<T>(activate(y, p.act) * up, 0.f); /* of even lanes */
         const int eight = lane & ~7;
-        const uint32_t a = __shfl_sync(~0u, (uint32_t)bits, eight),
-                       b = __shfl_sync(~0u, (uint32_t)bits, eight + 2),
-                       c = __shfl_sync(~0u, (uint32_t)bits, eight + 4),
-                       d = __shfl_sync(~0u, (uint32_t)bits, eight + 6);
+        const uint32_t a = __shfl_sync(~0u, out, eight), b = __shfl_sync(~0u, out, eight + 2),
+                       c = __shfl_sync(~0u, out, eight + 4), d = __shfl_sync(~0u, out, eight + 6);
         const uint32_t k = (rank * ROWS + (t & ~7u)) / 2;
         const uint32_t dst = smem_addr(numbers(at::ACTS) + x_place(k));
 #pragma unroll
@@ -184,7 +181,6 @@ template <typename T, class S> struct chain : attention<T, S> {
         typename base::template deep_tiles<ATTN_OUT> out;
 
         norm(0, c);
-        base::template load_next<ATTN_IN>(layer);
         forget();
         base::make_parts(layer, by, w, in);
         forget();
@@ -206,7 +202,7 @@ template <typename T, class S> struct chain : attention<T, S> {
         base::template load_next<FFN_IN>(layer);
         forget();
         base::wide_product(up);
-        __syncthreads();
+        base::template hand_over<FFN_IN>();
         forget();
         send_acts();
         base::fetch_deep(out, layer);

@@ -8,10 +8,12 @@
 namespace
 {
 
-struct part {            /* what a warp of the first four works on; the same for every layer */
-    int group;           /* of 32 tokens */
+enum { GROUP_TOKENS = 32 };
+struct
+    part { /* what a warp of the last four works on, a group of tokens; the same for every layer */
     uint32_t k_at, v_at; /* this lane's keys and values in the pool of a layer, in 16 bytes */
-    bool mine;           /* there is a group */
+    int newest; /* which of the group the newest token is; GROUP_TOKENS: of another group */
+    bool mine;  /* there is a group */
 };
 struct turn { /* of an output of q k v */
     float cos, sin;
@@ -25,8 +27,9 @@ template <typename T, class S> struct attention : block<T, S> {
         base::warp;
     using typename base::at;
 
-    /* --- q k v: by warps that do not attend --- */
+    /* --- q k v: by the first warps --- */
 
+    static_assert(base::template FINISHERS<ATTN_IN> < FIRST, "warps that do not attend");
     /* Row n of the block: of head n / 4 of the cluster. */
     __device__ __forceinline__ turn turn_of() const
     {
@@ -55,17 +58,15 @@ template <typename T, class S> struct attention : block<T, S> {
         const uint32_t n = t;
         const bool mine = n < ROWS;
 
-        if (warp > (ROWS - 1) / 32) return;
+        if (warp >= base::template FINISHERS<ATTN_IN>) return;
         float v = mine ? base::template sum_of<ATTN_IN>(n) * late_factor() : 0.f;
         v += 0.f;
         const float partner = __shfl_xor_sync(~0u, v, 1);
         v = (t & 1) ? v * by.cos + partner * by.sin : v * by.cos - partner * by.sin;
-        const T out = from_float<T>(v);
+        const uint32_t out = pack2<T>(v, 0.f); /* as a pair: the short conversion */
         /* four columns to all blocks, by four lanes */
-        uint16_t bits;
-        memcpy(&bits, &out, 2);
-        const uint32_t other = __shfl_xor_sync(~0u, (uint32_t)bits, 1);
-        const uint32_t pair = lane & 1 ? other | (uint32_t)bits << 16 : bits | other << 16;
+        const uint32_t other = __shfl_xor_sync(~0u, out, 1);
+        const uint32_t pair = lane & 1 ? other | out << 16 : out | other << 16;
         const uint32_t beside = __shfl_xor_sync(~0u, pair, 2);
         if (!mine) return;
         const uint32_t dst =
@@ -74,12 +75,11 @@ template <typename T, class S> struct attention : block<T, S> {
         for (uint32_t k = 0; k < 4; k++)
             cluster_send8(dst, bar(QKV_ROWS), (lane & 3) * 4 + k, lane & 2 ? beside : pair,
                           lane & 2 ? pair : beside);
-        if (by.page) *(T *)(by.page + layer * p.kv_layer_bytes) = out;
+        if (by.page) *(uint16_t *)(by.page + layer * p.kv_layer_bytes) = (uint16_t)out;
     }
 
     /* --- a split: by the last four warps, whose keys and values come while others multiply --- */
 
-    static constexpr uint32_t FIRST = WARPS - QUAD / 32;
     __device__ __forceinline__ uint32_t
     warp_of_quad() const /* the first is one that multiplies least */
     {
@@ -88,35 +88,43 @@ template <typename T, class S> struct attention : block<T, S> {
     static constexpr uint32_t RECORD = 2 * KV_BLOCK_TOKENS * D / 8; /* 16-byte pieces */
     __device__ __forceinline__ part find_part() const
     {
-        const int last = s.row.pos / KV_BLOCK_TOKENS;
-        part w = {(int)(rank * SPLIT_GROUPS + warp_of_quad()), 0, 0, false};
+        const int pos = s.row.pos, last = pos / KV_BLOCK_TOKENS,
+                  group = (int)(rank * SPLIT_GROUPS + warp_of_quad());
+        part w = {0, 0, GROUP_TOKENS, pos >= 0 && warp >= FIRST && group < s.row.groups};
 
-        w.mine = s.row.pos >= 0 && warp >= FIRST && w.group < s.row.groups;
         if (!w.mine) return w;
-        const uint32_t k_block = load_fresh(s.row.table + min(w.group * 2 + (int)(r >> 2), last)),
-                       v_block = load_fresh(s.row.table + min(w.group * 2 + (int)(q >> 1), last));
+        if (pos / GROUP_TOKENS == group) w.newest = pos % GROUP_TOKENS;
+        const uint32_t k_block = load_fresh(s.row.table + min(group * 2 + (int)(r >> 2), last)),
+                       v_block = load_fresh(s.row.table + min(group * 2 + (int)(q >> 1), last));
         w.k_at = (k_block * S::KV + cluster) * RECORD +
                  (((r >> 1) * 8 % KV_BLOCK_TOKENS + (r & 1)) * D + q * 8) / 8;
         w.v_at = (v_block * S::KV + cluster) * RECORD +
                  (KV_BLOCK_TOKENS * D + ((q & 1) * D + r) * 8) / 8;
         return w;
     }
+    /* From one address: else the compiler has one for each load. */
+    __device__ __forceinline__ const uint4 *pages(uint32_t at, uint32_t layer) const
+    {
+        const uint4 *from = (const uint4 *)(p.kv + layer * p.kv_layer_bytes) + at;
+
+        asm volatile("" : "+l"(from));
+        return from;
+    }
     __device__ __forceinline__ void load_k(uint4 (&k)[4][2], const part &w, uint32_t layer) const
     {
-        const uint4 *from = (const uint4 *)(p.kv + layer * p.kv_layer_bytes) + w.k_at;
+        const uint4 *from = pages(w.k_at, layer);
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                k[i][j] = w.mine ? load_stream_coherent(
-                                       from + (((i >> 1) * 4 + (i & 1) * 2) * D + j * 32) / 8)
+                k[i][j] = w.mine ? load_stream_coherent(from + (i * 2 * D + j * 32) / 8)
                                  : make_uint4(0, 0, 0, 0);
     }
     __device__ __forceinline__ void load_v(uint4 (&v)[8], const part &w, uint32_t layer) const
     {
-        const uint4 *from = (const uint4 *)(p.kv + layer * p.kv_layer_bytes) + w.v_at;
+        const uint4 *from = pages(w.v_at, layer);
         /* 0 * NaN: what lies past the end must not reach the sum */
-        const bool there = w.mine && w.group * 32 + (int)q * 8 <= s.row.pos;
+        const bool there = w.mine && (int)q * 8 <= w.newest;
 #pragma unroll
         for (int i = 0; i < 8; i++)
             v[i] = there ? load_stream_coherent(from + i * 8) : make_uint4(0, 0, 0, 0);
@@ -132,26 +140,36 @@ template <typename T, class S> struct attention : block<T, S> {
                 k[i][1] = *(const uint4 *)(from + 32);
             }
     }
+    /* Of the group with the newest token: its place and those behind it become zero (0 * NaN), while q k v is under way. */
+    __device__ __forceinline__ void clear_newest_v(uint4 (&v)[8], int token) const
+    {
+        const int before = token - (int)q * 8; /* of this lane's eight tokens: what stays */
+        uint32_t kept[4];
+
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            kept[i] = before >= 2 * i + 2 ? ~0u : before == 2 * i + 1 ? 0xffffu : 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i].x &= kept[0], v[i].y &= kept[1], v[i].z &= kept[2], v[i].w &= kept[3];
+    }
     template <int WORD>
     __device__ __forceinline__ void put_newest_word(uint4 (&v)[8], const T *from, int token) const
     {
+        const uint32_t half = token & 1 ? 0x10000u : 1;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             uint16_t bits;
             memcpy(&bits, from + i * 8, 2);
-            uint32_t &word = (&v[i].x)[WORD];
-            word = token & 1 ? (word & 0xffffu) | (uint32_t)bits << 16 : bits;
-#pragma unroll
-            for (int past = WORD + 1; past < 4; past++)
-                (&v[i].x)[past] = 0;
+            (&v[i].x)[WORD] += bits * half; /* which is zero there */
         }
     }
     __device__ __forceinline__ void put_newest_v(uint4 (&v)[8], const T *qkv, int token) const
     {
         const T *from = qkv + (S::GROUP + 1) * D + r;
 
-        if (token / 8 != (int)q) return;
-        switch (token % 8 / 2) {
+        if (token >> 3 != (int)q) return;
+        switch (token >> 1 & 3) {
         case 0: put_newest_word<0>(v, from, token); break;
         case 1: put_newest_word<1>(v, from, token); break;
         case 2: put_newest_word<2>(v, from, token); break;
@@ -166,9 +184,8 @@ template <typename T, class S> struct attention : block<T, S> {
                                            const T *qkv) const
     {
         const float to_log2 = p.scale * LOG2E;
-        const int tb = w.group * 32, pos = s.row.pos;
-        const bool newest = pos / 32 == w.group;
-        float c[4][2]; /* c[i][e]: token tb + q*8 + i*2 + e */
+        const bool newest = w.newest < GROUP_TOKENS;
+        float c[4][2]; /* c[i][e]: token q*8 + i*2 + e of the group */
         uint32_t Q[4][2];
 
 #pragma unroll
@@ -177,7 +194,7 @@ template <typename T, class S> struct attention : block<T, S> {
             if (r < S::GROUP) x = *(const uint4 *)(qkv + r * D + j * 32 + q * 8);
             Q[2 * j][0] = x.x, Q[2 * j][1] = x.y, Q[2 * j + 1][0] = x.z, Q[2 * j + 1][1] = x.w;
         }
-        if (newest) put_newest_k(k, qkv, pos % 32);
+        if (newest) put_newest_k(k, qkv, w.newest);
 #pragma unroll
         for (int i = 0; i < 4; i += 2) { /* two sums that do not wait for each other */
             float d[2][4] = {};
@@ -192,12 +209,12 @@ template <typename T, class S> struct attention : block<T, S> {
             c[i][0] = d[0][0], c[i][1] = d[0][1], c[i + 1][0] = d[1][0], c[i + 1][1] = d[1][1];
         }
         if (newest) {
+            put_newest_v(v, qkv, w.newest); /* while the scores are on their way */
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
                 for (int e = 0; e < 2; e++)
-                    if (tb + (int)q * 8 + i * 2 + e > pos) c[i][e] = MASKED;
-            put_newest_v(v, qkv, pos % 32);
+                    if ((int)q * 8 + i * 2 + e > w.newest) c[i][e] = MASKED;
         }
         float mx = MASKED;
 #pragma unroll
@@ -285,16 +302,17 @@ template <typename T, class S> struct attention : block<T, S> {
     /* The sum of the parts, in order: a warp has a head, a lane two columns of it. */
     __device__ __forceinline__ void merge_parts()
     {
-        const uint32_t splits = s.row.splits;
+        static_assert(SPLITS == 16, "half a warp, twice");
+        const uint32_t splits = s.row.splits, mine = lane % SPLITS;
         const float *from = floats(at::PARTS) + warp * D + lane * 2;
         float2 ml = make_float2(MASKED, 0.f), acc = make_float2(0.f, 0.f);
         uint32_t out;
 
-        if (lane < splits)
-            ml = *(const float2 *)(floats(at::PARTS) + lane * at::PART + S::GROUP * D + warp * 2);
-        const float most = lanes_max<32>(ml.x);
+        if (mine < splits)
+            ml = *(const float2 *)(floats(at::PARTS) + mine * at::PART + S::GROUP * D + warp * 2);
+        const float most = lanes_max<SPLITS>(ml.x);
         const float f = exp2_fast(ml.x - most);
-        const float L = lanes_sum<32>(lane < splits ? f * ml.y : 0.f);
+        const float L = lanes_sum<SPLITS>(f * ml.y); /* 0 where there is no split */
         if (splits == 1) {
             acc = *(const float2 *)from;
             out = pack2<T>(acc.x / L, acc.y / L);
@@ -329,16 +347,16 @@ template <typename T, class S> struct attention : block<T, S> {
     {
         const bool has_split = (int)rank < s.row.splits;
 
+        base::wide_product(in);
+        base::template hand_over<ATTN_IN>();
         if (warp < FIRST) {
-            base::wide_product(in);
-            __syncthreads();
             send_qkv(layer, by);
+            base::template load_next<ATTN_IN, FIRST - 1>(layer);
         } else {
             uint4 k[4][2], v[8];
             load_k(k, w, layer);
             load_v(v, w, layer);
-            base::wide_product(in);
-            __syncthreads();
+            if (w.newest < GROUP_TOKENS) clear_newest_v(v, w.newest);
             await(QKV_ROWS, layer & 1);
             if (has_split) attend_split(k, v, w);
         }

@@ -21,9 +21,10 @@ __device__ __forceinline__ int32_t load_fresh(const int32_t *p)
     return *(const volatile int32_t *)p;
 }
 
-/* Warps with work of their own while others multiply: products behind a norm are of fewer warps for most shapes. */
-constexpr uint32_t PAGER = WARPS - 3, LOADER = WARPS - 2, NORMER = WARPS - 1;
-constexpr uint32_t ARMER = THREADS - QUAD; /* a thread that waits for every exchange */
+/* Warps with work of their own while others multiply: products behind a norm are of fewer warps for most shapes. The last four attend. */
+constexpr uint32_t FIRST = WARPS - QUAD / 32, PAGER = WARPS - 3, LOADER = WARPS - 2,
+                   NORMER = WARPS - 1;
+constexpr uint32_t ARMER = FIRST * 32; /* a thread that waits for every exchange */
 
 template <typename T, class S> struct block {
     using at = places<S>;
@@ -105,9 +106,10 @@ template <typename T, class S> struct block {
         load_boxes<I>(layer);
     }
     /* Behind a barrier that all warps reach after fetching weight I of `layer`: that of the next layer. */
-    template <weight_name I> __device__ __forceinline__ void load_next(uint32_t layer) const
+    template <weight_name I, uint32_t BY = LOADER>
+    __device__ __forceinline__ void load_next(uint32_t layer) const
     {
-        if (warp == LOADER && lane == 0) load_weight<I>(layer + 1);
+        if (warp == BY && lane == 0) load_weight<I>(layer + 1);
     }
 
     /* --- exchanges --- */
@@ -247,6 +249,21 @@ template <typename T, class S> struct block {
 #pragma unroll
         for (uint32_t i = 0; i < of.COUNT; i++)
             put_sums(c[i], warp, i * 16, W.rows);
+    }
+    /* Threads that finish a product behind a norm, one a row: the first warps. */
+    template <weight_name I> static constexpr uint32_t FINISHERS = ceil_div(S::W[I].rows, 32);
+    /* Behind wide_product(), by all warps: finishers wait until the sums, and the norm's factor, are there. The others go on: they write
+     * x or sums again only behind the exchange for which the finishers send. */
+    template <weight_name I> __device__ __forceinline__ void hand_over() const
+    {
+        constexpr uint32_t BLOCKS = S::W[I].blocks;
+        constexpr uint32_t THERE = (BLOCKS + (NORMER >= BLOCKS)) * 32;
+        static_assert(FINISHERS<I> <= BLOCKS, "who finishes multiplies too");
+
+        if (warp < FINISHERS<I>)
+            named_sync(1, THERE);
+        else if (warp < BLOCKS || warp == NORMER)
+            named_arrive(1, THERE);
     }
     /* The block's rows of attn_out or ffn_out, over the cluster's blocks of K: a warp has a tile of one block of each chunk. */
     template <weight_name I> __device__ __forceinline__ uint32_t deep_row() const
