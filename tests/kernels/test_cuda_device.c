@@ -3,7 +3,8 @@
  * f16 must be no farther from the float32 reference than transformers computing in that type (times 1.5, for luck);
  * others, rounded to f16 at load, within a fixed distance. Decode gives the same bytes alone and among 40, with graphs
  * and without, and again after a second open; so do a thousand steps of changing rows and tables. What runs ahead of its
- * tokens gives what does not. */
+ * tokens gives what does not. All layers in one launch give the bytes of a launch for each part, alone and in turns with them,
+ * and what a run reads of the pages it has written itself. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -267,7 +268,120 @@ TEST(made_up_gemma_gives_what_the_cpu_gives)
         EXPECT_TRUE(off[i] <= 0.05);
 }
 
-/* Token by token, with graphs and without. */
+/* --- all layers in one launch --- */
+
+static uint64_t hash_bytes(const void *bytes, size_t count)
+{
+    const uint32_t *at = bytes;
+    uint64_t hash = 14695981039346656037ull;
+
+    for (size_t i = 0; i < count / 4; i++)
+        hash = (hash ^ at[i]) * 1099511628211ull;
+    return hash;
+}
+
+/* Where two runs of one sequence in slot 0 part. */
+struct sequence_run {
+    float *logits;   /* [tokens, vocab_rows] */
+    uint16_t *pages; /* block after block: [layers, kv heads, K 16 x D and V in eights of tokens] */
+};
+
+/* NaN everywhere, so that a run reads nothing but what it has written itself. */
+static void poison_pages(struct harness *h)
+{
+    uint64_t bytes = device_kv_block_bytes(h->device, 0);
+    void *nans = malloc(bytes);
+
+    memset(nans, 0xff, bytes);
+    for (uint32_t i = 0; i < h->limits.kv_blocks[0]; i++)
+        EXPECT_OK(device_kv_copy_in(h->device, 0, i, nans));
+    free(nans);
+}
+
+static uint16_t *copy_pages(struct harness *h, uint32_t tokens)
+{
+    uint64_t bytes = device_kv_block_bytes(h->device, 0);
+    char *pages = malloc((tokens + 15) / 16 * bytes);
+
+    for (uint32_t i = 0; i * 16 < tokens; i++)
+        EXPECT_OK(device_kv_copy_out(h->device, 0, h->blocks[0][i], pages + i * bytes));
+    return (uint16_t *)(void *)pages;
+}
+
+/* Element e of K or V of a token, of KV head g of a layer. */
+static uint16_t page_element(const struct harness *h, const uint16_t *pages, uint32_t token,
+                             uint32_t layer, uint32_t g, bool is_v, uint32_t e)
+{
+    const struct stage_attn_in *in = &h->plan->stages[1].attn_in;
+    uint64_t D = in->head_dim, t = token % 16;
+    uint64_t block = device_kv_block_bytes(h->device, 0) / 2, record = 2 * 16 * D;
+
+    pages += token / 16 * block + ((uint64_t)layer * in->kv_heads + g) * record;
+    return is_v ? pages[16 * D + (t / 8 * D + e) * 8 + t % 8] : pages[t * D + e];
+}
+
+/* The first token whose K or V differ, in its first layer: what went before in that layer, or the layer below, is at fault. */
+static void say_first_page(const struct harness *h, const struct sequence_run *a,
+                           const struct sequence_run *b, uint32_t tokens)
+{
+    const struct stage_attn_in *in = &h->plan->stages[1].attn_in;
+    uint32_t n = in->kv_heads * in->head_dim, different = 0;
+
+    for (uint32_t t = 0; t < tokens; t++)
+        for (uint32_t l = 0; l < h->plan->layers; l++) {
+            for (uint32_t i = 0; i < 2 * n; i++) {
+                uint32_t g = i % n / in->head_dim, e = i % in->head_dim;
+                uint16_t x = page_element(h, a->pages, t, l, g, i >= n, e);
+                uint16_t y = page_element(h, b->pages, t, l, g, i >= n, e);
+                if (x != y && !different++)
+                    print_message("  token %u, layer %u: %s of head %u, element %u, is %#06x, not "
+                                  "%#06x\n",
+                                  t, l, i < n ? "K" : "V", g, e, y, x);
+            }
+            if (different) {
+                print_message("  %u of %u differ there\n", different, 2 * n);
+                return;
+            }
+        }
+    print_message("  pages are the same\n");
+}
+
+static void say_first_logits(const struct harness *h, const struct sequence_run *a,
+                             const struct sequence_run *b, uint32_t tokens)
+{
+    uint32_t vocab = h->plan->vocab_rows, bad_tokens = 0;
+
+    for (uint32_t t = 0; t < tokens; t++) {
+        const float *x = a->logits + (size_t)t * vocab, *y = b->logits + (size_t)t * vocab;
+        uint32_t different = 0, first = 0;
+        double most = 0;
+        for (uint32_t v = 0; v < vocab; v++) {
+            if (!memcmp(&x[v], &y[v], sizeof *x)) continue;
+            if (!different++) first = v;
+            most = fmax(most, fabs((double)x[v] - (double)y[v]));
+        }
+        if (different && !bad_tokens++)
+            print_message("  token %u: %u of %u logits differ by up to %.3g; logit %u is %.9g, not "
+                          "%.9g\n",
+                          t, different, vocab, most, first, (double)y[first], (double)x[first]);
+    }
+    print_message("  logits of %u of %u tokens differ\n", bad_tokens, tokens);
+}
+
+static void check_same_run(const struct harness *h, const struct sequence_run *want,
+                           const struct sequence_run *got, uint32_t tokens, const char *how)
+{
+    size_t bytes = (size_t)tokens * h->plan->vocab_rows * sizeof(float),
+           page_bytes = (tokens + 15) / 16 * device_kv_block_bytes(h->device, 0);
+
+    if (!memcmp(want->logits, got->logits, bytes) && !memcmp(want->pages, got->pages, page_bytes))
+        return;
+    say_first_page(h, want, got, tokens);
+    say_first_logits(h, want, got, tokens);
+    fail_msg("one launch %s has other bytes than a launch for each part", how);
+}
+
+/* Token by token: launches, one launch, and that without graphs. Each run finds its pages empty. */
 TEST(all_layers_in_one_launch_give_the_bytes_of_a_launch_for_each_part)
 {
     enum { TOKENS = 150 };
@@ -276,7 +390,7 @@ TEST(all_layers_in_one_launch_give_the_bytes_of_a_launch_for_each_part)
                                       .slots = 2,
                                       .context_tokens = 256};
     int32_t tokens[TOKENS];
-    float *logits[3];
+    struct sequence_run runs[3];
     struct harness h;
 
     if (!have_gpu()) skip();
@@ -285,22 +399,77 @@ TEST(all_layers_in_one_launch_give_the_bytes_of_a_launch_for_each_part)
         harness_close(&h);
         skip();
     }
-    size_t bytes = TOKENS * h.plan->vocab_rows * sizeof(float);
     for (uint32_t t = 0; t < TOKENS; t++)
         tokens[t] = (int32_t)(t * t * 7 % h.plan->vocab_tokens);
     for (int i = 0; i < 3; i++) {
-        logits[i] = malloc(bytes);
-        struct harness_seq seq = {tokens, TOKENS, 0, logits[i]};
+        runs[i].logits = malloc(TOKENS * h.plan->vocab_rows * sizeof(float));
+        struct harness_seq seq = {tokens, TOKENS, 0, runs[i].logits};
         cuda_use_chain(h.device, i > 0);
         cuda_use_graphs(h.device, i < 2);
+        poison_pages(&h);
         harness_run(&h, &seq, 1, (struct harness_cut){.chunk_max = 1});
+        runs[i].pages = copy_pages(&h, TOKENS);
     }
-    EXPECT_TRUE(memcmp(logits[0], logits[1], bytes) == 0);
-    EXPECT_TRUE(memcmp(logits[0], logits[2], bytes) == 0);
+    check_same_run(&h, &runs[0], &runs[1], TOKENS, "in a graph");
+    check_same_run(&h, &runs[0], &runs[2], TOKENS, "without graphs");
     EXPECT_EQ(device_health(h.device).late_allocations, 0);
     harness_close(&h);
     for (int i = 0; i < 3; i++)
-        free(logits[i]);
+        free(runs[i].logits), free(runs[i].pages);
+}
+
+/* Steps of one row, by one launch for all layers, in turns with steps of two and three, by launches, over the same pages. */
+enum { TURN_SLOTS = 3, TURN_TOKENS = 200, TURNS = 300, TURNS_LONG = 2000 };
+
+static void take_turns(struct harness *h, uint32_t steps, uint64_t *hashes)
+{
+    uint32_t done[TURN_SLOTS] = {0}, state = 99;
+
+    for (uint32_t k = 0; k < steps; k++) {
+        struct step *step = harness_step(h);
+        uint32_t drawn = (state = state * 1664525u + 1013904223u) / 65536, first = drawn / 8,
+                 rows = drawn % 8 < 6 ? 1 : drawn % 8 - 4;
+        step->flags = STEP_KEEP_LOGITS;
+        for (uint32_t i = 0; i < rows; i++) {
+            uint32_t slot = (first + i) % TURN_SLOTS;
+            int32_t token = (int32_t)((k * 31 + slot * 7 + done[slot]) % h->plan->vocab_tokens);
+            if (done[slot] == TURN_TOKENS) done[slot] = 0;
+            if (!done[slot]) harness_open_slot(h, step, slot, NULL, TURN_TOKENS);
+            harness_segment(step, slot, &token, 1, done[slot]++, 0, 1);
+        }
+        harness_submit(h, step);
+        hashes[k] = hash_bytes(harness_wait(h, step->seq_no)->logits,
+                               (size_t)rows * h->plan->vocab_rows * sizeof(float));
+        device_release(h->device, step->seq_no);
+    }
+}
+
+TEST(one_launch_and_launches_take_turns_over_the_same_pages)
+{
+    struct harness_options options = {.device = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16},
+                                      .model = {.dummy = true, .dummy_seed = 7},
+                                      .slots = TURN_SLOTS,
+                                      .context_tokens = 256};
+    static uint64_t hashes[2][TURNS_LONG];
+    uint32_t steps = test_long() ? TURNS_LONG : TURNS, bad = 0;
+    struct harness h;
+
+    if (!have_gpu()) skip();
+    harness_open(&h, INFERD_SOURCE_DIR "/configs/models/SmolLM2-135M", &options);
+    if (!cuda_use_chain(h.device, true)) {
+        harness_close(&h);
+        skip();
+    }
+    for (int chain = 0; chain < 2; chain++) {
+        cuda_use_chain(h.device, chain);
+        poison_pages(&h);
+        take_turns(&h, steps, hashes[chain]);
+    }
+    for (uint32_t k = 0; k < steps; k++)
+        if (hashes[0][k] != hashes[1][k] && !bad++)
+            print_message("  step %u is the first with other logits\n", k);
+    harness_close(&h);
+    if (bad) fail_msg("%u of %u steps have other logits", bad, steps);
 }
 
 /* That launch has the bits of the products for few rows; where one kind of products runs up to 64 rows, it must not run at all. */
@@ -412,16 +581,6 @@ TEST(decode_gives_the_same_bytes_in_any_company_and_without_graphs)
 
 /* Decode steps of 1..16 rows at random, sequences that end and come back in other blocks: a hash of each step's logits. */
 enum { REPLAYS = 1000, REPLAY_SLOTS = 16, REPLAY_TOKENS = 50 };
-
-static uint64_t hash_bytes(const void *bytes, size_t count)
-{
-    const uint32_t *at = bytes;
-    uint64_t hash = 14695981039346656037ull;
-
-    for (size_t i = 0; i < count / 4; i++)
-        hash = (hash ^ at[i]) * 1099511628211ull;
-    return hash;
-}
 
 static void other_blocks(struct harness *h, uint32_t slot)
 {
