@@ -8,10 +8,12 @@
 namespace
 {
 
-struct part {            /* what a warp of the first four works on; the same for every layer */
-    int group;           /* of 32 tokens */
+enum { GROUP_TOKENS = 32 };
+struct
+    part { /* what a warp of the last four works on, a group of tokens; the same for every layer */
     uint32_t k_at, v_at; /* this lane's keys and values in the pool of a layer, in 16 bytes */
-    bool mine;           /* there is a group */
+    int newest; /* which of the group the newest token is; GROUP_TOKENS: of another group */
+    bool mine;  /* there is a group */
 };
 struct turn { /* of an output of q k v */
     float cos, sin;
@@ -86,13 +88,14 @@ template <typename T, class S> struct attention : block<T, S> {
     static constexpr uint32_t RECORD = 2 * KV_BLOCK_TOKENS * D / 8; /* 16-byte pieces */
     __device__ __forceinline__ part find_part() const
     {
-        const int last = s.row.pos / KV_BLOCK_TOKENS;
-        part w = {(int)(rank * SPLIT_GROUPS + warp_of_quad()), 0, 0, false};
+        const int pos = s.row.pos, last = pos / KV_BLOCK_TOKENS,
+                  group = (int)(rank * SPLIT_GROUPS + warp_of_quad());
+        part w = {0, 0, GROUP_TOKENS, pos >= 0 && warp >= FIRST && group < s.row.groups};
 
-        w.mine = s.row.pos >= 0 && warp >= FIRST && w.group < s.row.groups;
         if (!w.mine) return w;
-        const uint32_t k_block = load_fresh(s.row.table + min(w.group * 2 + (int)(r >> 2), last)),
-                       v_block = load_fresh(s.row.table + min(w.group * 2 + (int)(q >> 1), last));
+        if (pos / GROUP_TOKENS == group) w.newest = pos % GROUP_TOKENS;
+        const uint32_t k_block = load_fresh(s.row.table + min(group * 2 + (int)(r >> 2), last)),
+                       v_block = load_fresh(s.row.table + min(group * 2 + (int)(q >> 1), last));
         w.k_at = (k_block * S::KV + cluster) * RECORD +
                  (((r >> 1) * 8 % KV_BLOCK_TOKENS + (r & 1)) * D + q * 8) / 8;
         w.v_at = (v_block * S::KV + cluster) * RECORD +
@@ -121,7 +124,7 @@ template <typename T, class S> struct attention : block<T, S> {
     {
         const uint4 *from = pages(w.v_at, layer);
         /* 0 * NaN: what lies past the end must not reach the sum */
-        const bool there = w.mine && w.group * 32 + (int)q * 8 <= s.row.pos;
+        const bool there = w.mine && (int)q * 8 <= w.newest;
 #pragma unroll
         for (int i = 0; i < 8; i++)
             v[i] = there ? load_stream_coherent(from + i * 8) : make_uint4(0, 0, 0, 0);
@@ -165,8 +168,8 @@ template <typename T, class S> struct attention : block<T, S> {
     {
         const T *from = qkv + (S::GROUP + 1) * D + r;
 
-        if (token / 8 != (int)q) return;
-        switch (token % 8 / 2) {
+        if (token >> 3 != (int)q) return;
+        switch (token >> 1 & 3) {
         case 0: put_newest_word<0>(v, from, token); break;
         case 1: put_newest_word<1>(v, from, token); break;
         case 2: put_newest_word<2>(v, from, token); break;
@@ -181,9 +184,8 @@ template <typename T, class S> struct attention : block<T, S> {
                                            const T *qkv) const
     {
         const float to_log2 = p.scale * LOG2E;
-        const int tb = w.group * 32, pos = s.row.pos;
-        const bool newest = pos / 32 == w.group;
-        float c[4][2]; /* c[i][e]: token tb + q*8 + i*2 + e */
+        const bool newest = w.newest < GROUP_TOKENS;
+        float c[4][2]; /* c[i][e]: token q*8 + i*2 + e of the group */
         uint32_t Q[4][2];
 
 #pragma unroll
@@ -192,7 +194,7 @@ template <typename T, class S> struct attention : block<T, S> {
             if (r < S::GROUP) x = *(const uint4 *)(qkv + r * D + j * 32 + q * 8);
             Q[2 * j][0] = x.x, Q[2 * j][1] = x.y, Q[2 * j + 1][0] = x.z, Q[2 * j + 1][1] = x.w;
         }
-        if (newest) put_newest_k(k, qkv, pos % 32);
+        if (newest) put_newest_k(k, qkv, w.newest);
 #pragma unroll
         for (int i = 0; i < 4; i += 2) { /* two sums that do not wait for each other */
             float d[2][4] = {};
@@ -207,12 +209,12 @@ template <typename T, class S> struct attention : block<T, S> {
             c[i][0] = d[0][0], c[i][1] = d[0][1], c[i + 1][0] = d[1][0], c[i + 1][1] = d[1][1];
         }
         if (newest) {
-            put_newest_v(v, qkv, pos % 32); /* while the scores are on their way */
+            put_newest_v(v, qkv, w.newest); /* while the scores are on their way */
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
                 for (int e = 0; e < 2; e++)
-                    if (tb + (int)q * 8 + i * 2 + e > pos) c[i][e] = MASKED;
+                    if ((int)q * 8 + i * 2 + e > w.newest) c[i][e] = MASKED;
         }
         float mx = MASKED;
 #pragma unroll
@@ -354,7 +356,7 @@ template <typename T, class S> struct attention : block<T, S> {
             uint4 k[4][2], v[8];
             load_k(k, w, layer);
             load_v(v, w, layer);
-            if (w.mine && s.row.pos / 32 == w.group) clear_newest_v(v, s.row.pos % 32);
+            if (w.newest < GROUP_TOKENS) clear_newest_v(v, w.newest);
             await(QKV_ROWS, layer & 1);
             if (has_split) attend_split(k, v, w);
         }
