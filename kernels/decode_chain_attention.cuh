@@ -62,7 +62,7 @@ template <typename T, class S> struct attention : block<T, S> {
         float v = mine ? base::template sum_of<ATTN_IN>(n) * late_factor() : 0.f;
         v += 0.f;
         const float partner = __shfl_xor_sync(~0u, v, 1);
-        v = (t & 1) ? v * by.cos + partner * by.sin : v * by.cos - partner * by.sin;
+        v = products_sum(v, by.cos, partner, t & 1 ? by.sin : -by.sin);
         const uint32_t out = pack2<T>(v, 0.f); /* as a pair: the short conversion */
         /* four columns to all blocks, by four lanes */
         const uint32_t other = __shfl_xor_sync(~0u, out, 1);

@@ -143,7 +143,7 @@ template <typename T, class S> struct block {
         for (uint32_t i = 0; i < S::PIECES; i++) {
             float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
             if (i * 128 + lane * 4 < S::HIDDEN) v = *(const float4 *)(x + i * 128 + lane * 4);
-            ss[i] = (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+            ss[i] = squares_sum(v.x, v.y, v.z, v.w);
         }
 #pragma unroll
         for (int o = 16; o; o >>= 1)

@@ -91,7 +91,8 @@ __device__ __forceinline__ void write_qkv(const medium_params &p, uint32_t m, ui
 {
     const struct skinny_qkv &a = p.qkv;
     const uint32_t D = a.head_dim, head = n / D, e = n % D;
-    const float2 turned = make_float2(v.x * turn.x - v.y * turn.y, v.y * turn.x + v.x * turn.y);
+    const float2 turned = make_float2(products_sum(v.x, turn.x, v.y, -turn.y),
+                                      products_sum(v.y, turn.x, v.x, turn.y));
 
     if (m >= p.M) return;
     if (head < a.heads) {
@@ -140,7 +141,7 @@ __device__ __forceinline__ float write_residual(const medium_params &p, uint32_t
     *(float2 *)((float *)p.y + m * p.y_stride + n) = v;
     if (!p.next_gain) return 0.f;
     *(uint32_t *)((T *)p.h + m * p.h_stride + n) = pack2<T>(v.x * gain.x, v.y * gain.y);
-    return v.x * v.x + v.y * v.y;
+    return products_sum(v.x, v.x, v.y, v.y);
 }
 
 /* All lanes of a warp. factors: of rows m and m + 8. Adds to `squares` what of both rows was written to the residual stream. */

@@ -282,7 +282,7 @@ __device__ __forceinline__ void weigh_parts(const decode_scratch &scratch, const
                      b = lane + 32 < p.splits ? __ldcg(ml + lane + 32) : none;
         const float M = lanes_max<32>(fmaxf(a.x, b.x));
         const float fa = exp2_fast(a.x - M), fb = exp2_fast(b.x - M);
-        const float L = lanes_sum<32>(fa * a.y + fb * b.y);
+        const float L = lanes_sum<32>(products_sum(fa, a.y, fb, b.y));
         sh.weight[h][lane] = fa, sh.weight[h][lane + 32] = fb;
         if (lane == 0) sh.sum[h] = L;
     }

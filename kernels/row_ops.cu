@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ s
     float ss = 0.f;
 #pragma unroll
     for (int k = 0; k < VEC; k++)
-        ss += (v[k].x * v[k].x + v[k].y * v[k].y) + (v[k].z * v[k].z + v[k].w * v[k].w);
+        ss += squares_sum(v[k].x, v[k].y, v[k].z, v[k].w);
     ss = block_sum<THREADS>(ss, scratch);
     const float inv = rsqrtf(ss / (float)H + a.eps);
     T *y = (T *)a.y + row * a.y_stride;
@@ -296,8 +296,10 @@ __global__ void __launch_bounds__(256)
             for (int k = 0; k < 2; k++) {
                 float *p = v + 4 * k;
                 const float x0 = p[0], x1 = p[1], y0 = p[2], y1 = p[3];
-                p[0] = x0 * c[i][k].x - x1 * c[i][k].y, p[1] = x1 * c[i][k].x + x0 * c[i][k].y;
-                p[2] = y0 * c[i][k].z - y1 * c[i][k].w, p[3] = y1 * c[i][k].z + y0 * c[i][k].w;
+                p[0] = products_sum(x0, c[i][k].x, x1, -c[i][k].y);
+                p[1] = products_sum(x1, c[i][k].x, x0, c[i][k].y);
+                p[2] = products_sum(y0, c[i][k].z, y1, -c[i][k].w);
+                p[3] = products_sum(y1, c[i][k].z, y0, c[i][k].w);
             }
         }
         T *out = (T *)a.q_out + (first + i) * a.q_stride + (uint64_t)u * D + e0;
@@ -336,7 +338,7 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ st
             v[k][i] = e + i < D ? to_float(src[e + i]) : 0.f;
             if (a.bias && e + i < D) v[k][i] += a.bias[u * D + e + i];
         }
-        ss += v[k][0] * v[k][0] + v[k][1] * v[k][1];
+        ss += products_sum(v[k][0], v[k][0], v[k][1], v[k][1]);
     }
     const float *gain = is_q ? a.q_gain : is_v ? NULL : a.k_gain;
     if (gain) {
@@ -369,8 +371,8 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const __grid_constant__ st
         float x = v[k][0], y = v[k][1];
         if (e < a.rope_dim) {
             const float2 cs = a.rope[(uint64_t)pos * (a.rope_dim / 2) + e / 2];
-            x = v[k][0] * cs.x - v[k][1] * cs.y;
-            y = v[k][1] * cs.x + v[k][0] * cs.y;
+            x = products_sum(v[k][0], cs.x, v[k][1], -cs.y);
+            y = products_sum(v[k][1], cs.x, v[k][0], cs.y);
         }
         out[e] = from_float<T>(x);
         if (e + 1 < D) out[e + 1] = from_float<T>(y);

@@ -148,7 +148,7 @@ __device__ __forceinline__ void stage_norm_pass(const params &p, T *xs, float (*
                                         y = __uint_as_float(v[b][i].y),
                                         z = __uint_as_float(v[b][i].z),
                                         w = __uint_as_float(v[b][i].w);
-                            if (SUM) ss[i] += (x * x + y * y) + (z * z + w * w);
+                            if (SUM) ss[i] += squares_sum(x, y, z, w);
                             if (WRITE) {
                                 const float f = factor ? factor[m0 + i] : 1.f;
                                 uint2 o = {pack2<T>(x * f * g[b].x, y * f * g[b].y),
@@ -214,7 +214,7 @@ __device__ __forceinline__ void stage_norm_short(const params &p, T *xs, float (
             const float x = __uint_as_float(v[i].x), y = __uint_as_float(v[i].y),
                         z = __uint_as_float(v[i].z), w = __uint_as_float(v[i].w);
             if (SUM) {
-                const float ss = lanes_sum<32>((x * x + y * y) + (z * z + w * w));
+                const float ss = lanes_sum<32>(squares_sum(x, y, z, w));
                 if (lane == 0) row_ss[m][piece[i]] = ss;
             }
             if (WRITE && k < p.K) {
@@ -294,7 +294,7 @@ __device__ __forceinline__ void write_qkv(const params &p, uint32_t m, uint32_t 
     const uint32_t D = a.head_dim, q_rows = a.heads * D, k_rows = a.kv_heads * D;
     const uint32_t head = n / D, e = n % D;
 
-    v = (e & 1) ? v * x.turn.x + partner * x.turn.y : v * x.turn.x - partner * x.turn.y;
+    v = products_sum(v, x.turn.x, partner, e & 1 ? x.turn.y : -x.turn.y);
     if (n < q_rows) {
         ((T *)p.y)[m * p.y_stride + n] = from_float<T>(v);
         return;

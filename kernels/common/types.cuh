@@ -91,6 +91,17 @@ __device__ __forceinline__ void mma_top(float &c0, float &c1, uint32_t a0, uint3
     c1 = c[1];
 }
 
+/* Sums of two products. Which of the two is fused is said here: left to the compiler it is this one in one place and that one in
+ * another, and a row is to have the same bits wherever it is computed. */
+__device__ __forceinline__ float products_sum(float a, float b, float c, float d) /* a b + c d */
+{
+    return __fmaf_rn(a, b, __fmul_rn(c, d));
+}
+__device__ __forceinline__ float squares_sum(float x, float y, float z, float w)
+{
+    return __fadd_rn(products_sum(x, x, y, y), products_sum(z, z, w, w));
+}
+
 template <int WIDTH> __device__ __forceinline__ float lanes_sum(float v)
 {
 #pragma unroll
