@@ -407,7 +407,8 @@ def test_whole_answers_that_are_not_read_are_bounded(start):
         slow = ask_and_not_read(daemon, wanted, 40)
 
         def all_told():
-            says_something(slow)
+            if not daemon.sanitized:  # too slow there: its client is taken for gone
+                says_something(slow)
             now = daemon.metrics()
             return sum(now.get(n, 0) - before.get(n, 0) for n in (refused, served)) >= 40 or vanished(now) > vanished(before)
         until(all_told, "all are answered or refused", 600)
@@ -417,7 +418,7 @@ def test_whole_answers_that_are_not_read_are_bounded(start):
         slow.close()
         until(lambda: asked_anew(daemon, detokenize=wanted) == "detokenize", "room again", 600)
         until(lambda: daemon.grown(rss) < 200 << 20, "its memory back")
-        least = 0 if daemon.sanitized else 24  # too slow there to follow each other: its client is taken for gone
+        least = 0 if daemon.sanitized else 24
         assert least <= got <= 30 and grown < 700 << 20, (got, grown)  # the sockets themselves take one or two
 
     at_best(held)
