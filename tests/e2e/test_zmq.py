@@ -407,7 +407,8 @@ def test_whole_answers_that_are_not_read_are_bounded(start):
         slow = ask_and_not_read(daemon, wanted, 40)
 
         def all_told():
-            says_something(slow)
+            if not daemon.sanitized:  # too slow there: its client is taken for gone
+                says_something(slow)
             now = daemon.metrics()
             return sum(now.get(n, 0) - before.get(n, 0) for n in (refused, served)) >= 40 or vanished(now) > vanished(before)
         until(all_told, "all are answered or refused", 600)
