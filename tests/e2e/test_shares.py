@@ -116,7 +116,7 @@ def test_answers_that_are_not_read_take_a_share(start, by):
     def all_made():
         m = daemon.metrics()
         return sum(v for k, v in m.items() if k.startswith('inferd_http_requests_total{method="POST",path="/detokenize"')) >= 15
-    until(all_made, "all are answered or refused")
+    until(all_made, "all are answered or refused", 600)
     assert ANSWERS / 2 - 21 * MIB < held(daemon, "answer") <= ANSWERS / 2
     heads = [c.head() for c in slow]
     refused = [c for c, (_, status, _) in zip(slow, heads) if status == 429]
