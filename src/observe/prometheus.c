@@ -78,7 +78,8 @@ static void put_rejected(struct buf *out, const struct http_stats *http)
     static const char *const reasons[REJECT_REASONS] = {"queue_full", "share", "loading",
                                                         "draining", "unavailable"};
 
-    family(out, "requests_rejected_total", "counter", "Requests refused with 429 or 503 before they were admitted.");
+    family(out, "requests_rejected_total", "counter",
+           "Requests refused with 429 or 503 before they were admitted.");
     for (int i = 0; i < REJECT_REASONS; i++)
         buf_printf(out, "inferd_requests_rejected_total{reason=\"%s\"} %" PRIu64 "\n", reasons[i],
                    atomic_load_explicit(&http->rejected[i], memory_order_relaxed));
@@ -257,7 +258,8 @@ static void put_http(struct buf *out, const struct http_stats *http)
 
     put_requests(out, http);
     put_rejected(out, http);
-    single(out, "requests_aborted_total", "counter", "Generation requests that their client ended: it left, or cancelled.",
+    single(out, "requests_aborted_total", "counter",
+           "Generation requests that their client ended: it left, or cancelled.",
            atomic_load(&http->aborted));
     single(out, "connections", "gauge", "Open connections.", opened > closed ? opened - closed : 0);
     single(out, "connections_total", "counter", "Connections accepted.", opened);

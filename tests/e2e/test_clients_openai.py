@@ -8,7 +8,7 @@ pytestmark = pytest.mark.sanitizer
 
 @pytest.fixture(scope="module")
 def client(daemon):
-    with openai.OpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0) as c:
+    with openai.OpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0, timeout=600) as c:
         yield c
 
 
@@ -59,13 +59,13 @@ def test_errors_are_the_clients_own(client):
 def test_a_wrong_key(start):
     daemon = start(step_us=0, keys=["sk-right"])
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=daemon.url + "/v1", api_key="sk-wrong", max_retries=0).models.list()
-    assert openai.OpenAI(base_url=daemon.url + "/v1", api_key="sk-right").models.list().data
+        openai.OpenAI(base_url=daemon.url + "/v1", api_key="sk-wrong", max_retries=0, timeout=600).models.list()
+    assert openai.OpenAI(base_url=daemon.url + "/v1", api_key="sk-right", timeout=600).models.list().data
 
 
 def test_leaving_a_stream_early(start):
     daemon = start(step_us=20000)  # 30 s until its own end
-    client = openai.OpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0)
+    client = openai.OpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0, timeout=600)
     before = daemon.metrics()["inferd_requests_aborted_total"]
     with client.chat.completions.create(model="smollm2", messages=MESSAGES, max_tokens=1500, stream=True, extra_body={"ignore_eos": True}) as stream:
         next(iter(stream))
@@ -77,7 +77,7 @@ def test_async_client_many_at_once(daemon):
     import asyncio
 
     async def run():
-        async with openai.AsyncOpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0,
+        async with openai.AsyncOpenAI(base_url=daemon.url + "/v1", api_key="none", max_retries=0, timeout=600,
                                       http_client=httpx.AsyncClient(limits=httpx.Limits(max_connections=64))) as c:
             async def one(k):
                 stream = await c.chat.completions.create(model="smollm2", messages=MESSAGES, max_tokens=10, seed=k % 4, stream=True)

@@ -380,6 +380,12 @@ def ask_and_not_read(daemon, wanted, count):
     return socket
 
 
+def asked_anew(daemon, **body):
+    """The kind of answer that a client gets which has just come; None where it was held up for a second, and so was taken for gone."""
+    with contextlib.closing(connect(daemon, timeout_s=30)) as client, contextlib.suppress(zmq.Again):
+        return client.ask(**body).WhichOneof("body")
+
+
 def says_something(socket):
     with contextlib.suppress(zmq.Again):
         socket.send(b"", zmq.DONTWAIT)
@@ -389,8 +395,8 @@ def test_whole_answers_that_are_not_read_are_bounded(start):
     """libzmq takes any number of large messages for a client that reads nothing: its share of 512 MiB is held and no more, others are served
     meanwhile, and when the connection has ended there is room again."""
     daemon = start(step_us=100, stall_s=600, zmq="tcp://127.0.0.1:*")
-    other = connect(daemon)
-    wanted = long_answer(other)
+    with contextlib.closing(connect(daemon)) as first:
+        wanted = long_answer(first)
 
     def vanished(metrics):
         return metrics["inferd_zmq_clients_vanished_total"]
@@ -401,21 +407,21 @@ def test_whole_answers_that_are_not_read_are_bounded(start):
         slow = ask_and_not_read(daemon, wanted, 40)
 
         def all_told():
-            says_something(slow)
+            if not daemon.sanitized:  # too slow there: its client is taken for gone
+                says_something(slow)
             now = daemon.metrics()
             return sum(now.get(n, 0) - before.get(n, 0) for n in (refused, served)) >= 40 or vanished(now) > vanished(before)
         until(all_told, "all are answered or refused", 600)
-        assert other.ask(tokenize=pb.Tokenize(prompt=b"a")).tokenize.ids
+        until(lambda: asked_anew(daemon, tokenize=pb.Tokenize(prompt=b"a")) == "tokenize", "others are served")
         got = daemon.metrics()[served] - before[served]
         grown = daemon.grown(rss)
         slow.close()
-        until(lambda: other.ask(detokenize=wanted).WhichOneof("body") == "detokenize", "room again")
+        until(lambda: asked_anew(daemon, detokenize=wanted) == "detokenize", "room again", 600)
         until(lambda: daemon.grown(rss) < 200 << 20, "its memory back")
         least = 0 if daemon.sanitized else 12  # too slow there to follow each other: its client is taken for gone
         assert least <= got <= 18 and grown < 450 << 20, (got, grown)  # the sockets themselves take one or two
 
     at_best(held)
-    other.close()
 
 
 def test_a_connection_in_which_nothing_gets_through_ends(start):

@@ -15,7 +15,7 @@ SENTENCE = " capital of France is Paris."
 
 @pytest.fixture(scope="module")
 def client(cpu):
-    with openai.OpenAI(base_url=cpu.url + "/v1", api_key="any", max_retries=0, timeout=60) as c:
+    with openai.OpenAI(base_url=cpu.url + "/v1", api_key="any", max_retries=0, timeout=600) as c:
         yield c
 
 
@@ -78,11 +78,11 @@ def test_errors_are_the_classes_that_clients_expect(client, name, keyed):
           messages=[{"role": "user", "content": "a b c " * 400}])
     fault(openai.NotFoundError, 404, "model_not_found", "model", model="gpt-5")
     fault(openai.BadRequestError, 400, "invalid_value", "top_logprobs", top_logprobs=2, stream=True)
-    with openai.OpenAI(base_url=keyed.url + "/v1", api_key="wrong", max_retries=0) as c:
+    with openai.OpenAI(base_url=keyed.url + "/v1", api_key="wrong", max_retries=0, timeout=600) as c:
         with pytest.raises(openai.AuthenticationError) as raised:
             c.models.list()
         assert raised.value.code == "invalid_api_key"
-    with openai.OpenAI(base_url=keyed.url + "/v1", api_key=KEYS[1], max_retries=0) as c:
+    with openai.OpenAI(base_url=keyed.url + "/v1", api_key=KEYS[1], max_retries=0, timeout=600) as c:
         assert c.models.list().data[0].id == "org/smol lm"
         assert c.models.retrieve("org/smol lm").owned_by == "inferd"
 
