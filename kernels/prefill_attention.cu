@@ -32,8 +32,8 @@ template <int D> struct tile_shape {
     static constexpr int BYTES = 2 * (2 * STAGE + Q_ELEMENTS);
 };
 
-/* Tokens [j * 64, +64) to shared memory; what lies at or past `end` becomes zero, or is cleaned by clean_tail. In front of `begin`, the first
- * token that some row sees, the table is not read (such a block may be another's by now): its block stands in, and is masked. */
+/* Tokens [j * 64, +64) to shared memory; what lies at or past `end` becomes zero, or is cleaned by clean_tail. So do blocks in front of
+ * that of `begin`, the first token that some row sees: the table is not read there, such a block may be another's by now. */
 template <typename T, int D>
 __device__ __forceinline__ void load_tile(const struct attention_args &a, const int32_t *table,
                                           int kv_head, int j, int begin, int end, T *k, T *v)
@@ -42,10 +42,9 @@ __device__ __forceinline__ void load_tile(const struct attention_args &a, const 
     constexpr int CHUNKS = D / 8, PER_BLOCK = KV_BLOCK_TOKENS * CHUNKS;
 #pragma unroll
     for (int b = 0; b < TOKENS / KV_BLOCK_TOKENS; b++) {
-        const int first = j * TOKENS + b * KV_BLOCK_TOKENS,
-                  left = end - first; /* tokens of this block that exist */
-        const int block =
-            left > 0 ? table[max(first / KV_BLOCK_TOKENS, begin / KV_BLOCK_TOKENS)] : 0;
+        const int first = j * TOKENS + b * KV_BLOCK_TOKENS;
+        const int left = first + KV_BLOCK_TOKENS > begin ? end - first : 0; /* tokens that exist */
+        const int block = left > 0 ? table[first / KV_BLOCK_TOKENS] : 0;
         const T *record = (const T *)a.kv +
                           ((uint64_t)block * a.kv_heads + kv_head) * (2ull * KV_BLOCK_TOKENS * D);
 #pragma unroll

@@ -263,8 +263,10 @@ __device__ __forceinline__ void add_values(float (&o)[S::D / 2], const uint32_t 
         wgmma_rs<T, S::D>(o, w + ks * 4, smem_cores(v + ks * S::V_PAGE, 128, S::D * 16), 1);
 }
 
-/* Tokens from `valid` on become zeros in V: 0 * NaN must not reach the sum. Both computing groups together. */
-template <typename T, typename S> __device__ __forceinline__ void clean_tail(T *v, int valid)
+/* Tokens from `valid` on become zeros in V: 0 * NaN must not reach the sum. So do those in front of `begin`, a multiple of 16: the
+ * block that stands in for theirs may be the last one. Both computing groups together. */
+template <typename T, typename S>
+__device__ __forceinline__ void clean_ends(T *v, int begin, int valid)
 {
     const int tid = (int)threadIdx.x - 128, from = valid % 8;
     int eight = valid / 8;
@@ -274,6 +276,8 @@ template <typename T, typename S> __device__ __forceinline__ void clean_tail(T *
         eight++;
     }
     for (int c = eight * S::D + tid; c < S::TOKENS / 8 * S::D; c += 256)
+        *(uint4 *)(v + c * 8) = make_uint4(0, 0, 0, 0);
+    for (int c = tid; c < begin / 8 * S::D; c += 256)
         *(uint4 *)(v + c * 8) = make_uint4(0, 0, 0, 0);
     fence_proxy_async();
     named_sync(CLEAN, 256);
@@ -420,7 +424,9 @@ __device__ __forceinline__ void compute(const params &p, struct barriers *bar, u
         const uint32_t now = at & 1;
         mbarrier_wait(&bar->v_full[now], at >> 1 & 1);
         if (w.segment_end < (w.j_last + 1) * TOKENS)
-            clean_tail<T, S>((T *)(v_at + now * S::V_BYTES), w.segment_end - w.j_last * TOKENS);
+            clean_ends<T, S>((T *)(v_at + now * S::V_BYTES),
+                             w.begin / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS - w.j_last * TOKENS,
+                             w.segment_end - w.j_last * TOKENS);
         wgmma_hold(o);
         wgmma_fence();
         add_values<T, S>(o, weights, v + now * S::V_BYTES);

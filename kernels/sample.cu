@@ -48,6 +48,9 @@ __device__ void chunk_partial(scratch &s, const struct sample_args &a, const str
             if (z > -INFINITY && rank_key(z, i) > best) best = rank_key(z, i);
             if (o.temperature >= 1e-5f) work[i] = z;
         }
+        /* view::each() reads by fours */
+        if (begin < end_tokens && threadIdx.x < -end_tokens % 4)
+            work[end_tokens + threadIdx.x] = 0.f;
     }
     best = block_max_u64(best, s.u);
     bad = (__syncthreads_or(bad & 1) ? 1u : 0u) | (changed && __syncthreads_or(bad & 2) ? 2u : 0u);

@@ -393,6 +393,8 @@ __device__ int32_t leader_choose(const struct sample_args &a, const team &m,
 {
     for (uint32_t i = threadIdx.x; i < m.n; i += THREADS)
         work[m.begin + i] = m.x[i];
+    /* view::each() reads by fours */
+    if (!m.rank && threadIdx.x < -a.vocab_tokens % 4) work[a.vocab_tokens + threadIdx.x] = 0.f;
     __threadfence();
     cluster_sync();
     if (m.rank) return 0;

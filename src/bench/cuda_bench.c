@@ -237,6 +237,8 @@ int bench_cuda_main(int argc, char **argv)
     struct kernel_context ctx;
     struct error err = {0};
 
+    setvbuf(stdout, NULL, _IOLBF,
+            0); /* a record stays whole in a file that stderr goes to as well */
     if (argc == 2 && !strcmp(argv[1], "--help")) return fputs(usage, stdout) < 0;
     for (int i = 1; i + 1 < argc; i += 2)
         if (!parse_option(&o, argv[i], argv[i + 1])) return fputs(usage, stderr), 2;

@@ -44,8 +44,8 @@ static void report(const struct kernel_bench *b, const char *name, double us, do
         fprintf(stderr, "  %6.0f TFLOP/s %5.2f of products", tflop_s,
                 tflop_s / b->limits->product_tflop_s);
     }
-    printf("}\n");
     fprintf(stderr, "\n");
+    printf("}\n");
 }
 
 static bool wanted(const struct kernel_bench *b, const char *name)

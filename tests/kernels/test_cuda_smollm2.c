@@ -11,7 +11,7 @@
 #include "smollm2.h"
 #include "test.h"
 
-enum { TOKENS_MAX = 2048, TOGETHER = 10 };
+enum { TOKENS_MAX = 4096, TOGETHER = 10 };
 
 struct tally {
     uint32_t compared, wrong;

@@ -210,7 +210,7 @@ careful() {
             [ $test != decode_chain ] || some=in_bf16 # its shape is one
             also "memcheck_$test" 280 $small "$sanitizer" --tool memcheck --error-exitcode 9 "bin/test_$test" $some
             also "initcheck_$test" 280 $small INFERD_GPU_RAW=1 "$sanitizer" --tool initcheck --error-exitcode 9 "bin/test_$test" $some
-            also "sync_$test" 280 $small "$sanitizer" --tool synccheck --error-exitcode 9 "bin/test_$test" $some
+            also "sync_$test" 280 $small "$sanitizer" --tool synccheck --num-cuda-barriers 65536 --error-exitcode 9 "bin/test_$test" $some
         done
         also memcheck_device 280 $small "$sanitizer" --tool memcheck --error-exitcode 9 bin/test_cuda_device steps_that_run_ahead
     fi
