@@ -256,6 +256,64 @@ TEST(paged_decode_equals_float64)
     decode_case(KERNEL_F16, 4, 2, 96, 0, 5, false);
 }
 
+/* More parts than places for blocks: a block takes several of a row, one behind the other. A row's bytes are those it has alone. */
+static void runs_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+                      uint32_t window)
+{
+    enum { ROWS = 16, SPLITS = 24 };
+    int32_t positions[ROWS], row_slots[ROWS];
+    uint32_t lengths[ROWS];
+    NEED_GPU(type);
+
+    for (int32_t i = 0; i < ROWS; i++) {
+        positions[i] = i == 5 ? -1 : i < 3 ? 40 * i : 1500 + (int32_t)test_rand_below(1600);
+        row_slots[i] = ROWS - 1 - i;
+        lengths[row_slots[i]] = positions[i] < 0 ? 1 : (uint32_t)positions[i] + 1;
+    }
+    struct setup s = {.rows = ROWS,
+                      .heads = heads,
+                      .kv_heads = kv_heads,
+                      .dim = dim,
+                      .window = window,
+                      .slots = ROWS,
+                      .positions = positions,
+                      .row_slots = row_slots};
+    make(&s, type, lengths);
+    struct attention_args a = upload(&s);
+    size_t bytes = (size_t)ROWS * heads * dim * 2, row = (size_t)heads * dim;
+    struct decode_scratch scratch = {gpu_scratch((size_t)ROWS * heads * SPLITS * dim * 4),
+                                     gpu_scratch((size_t)ROWS * heads * SPLITS * 8),
+                                     gpu_zeroed((size_t)ROWS * heads * 4), SPLITS, true};
+    uint16_t *all = malloc(bytes), *again = malloc(bytes), *alone = malloc(bytes);
+
+    EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
+    check(&s, &ctx, a.out, "decode, parts in turns");
+    gpu_download(&ctx, a.out, all, bytes);
+    EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
+    gpu_download(&ctx, a.out, again, bytes);
+    EXPECT_TRUE(memcmp(all, again, bytes) == 0);
+    for (int32_t i = 0; i < ROWS; i += 3) {
+        struct attention_args one = a;
+        one.rows = 1, one.row_list = gpu_upload(&i, 4), one.out = gpu_poisoned(bytes);
+        EXPECT_CUDA(paged_decode(&ctx, &one, &scratch));
+        gpu_download(&ctx, one.out, alone, bytes);
+        EXPECT_TRUE(positions[i] < 0 || memcmp(all + i * row, alone + i * row, row * 2) == 0);
+    }
+    free(all), free(again), free(alone);
+    drop(&s);
+    gpu_end(&ctx);
+}
+
+TEST(paged_decode_of_few_rows_gives_each_the_bytes_that_it_has_alone)
+{
+    runs_case(KERNEL_BF16, 32, 8, 128, 0);
+    if (gpu_small()) return;
+    runs_case(KERNEL_F16, 16, 16, 64, 0);
+    runs_case(KERNEL_BF16, 20, 20, 80, 700);
+    runs_case(KERNEL_F16, 33, 11, 96, 0);
+    runs_case(KERNEL_BF16, 64, 4, 128, 1333);
+}
+
 /* Windows that begin and end with a page, with the 32 tokens of a warp, and between. */
 TEST(paged_decode_sees_windows_of_every_length)
 {
