@@ -14,8 +14,9 @@ extern "C" {
 #endif
 
 enum {
-    DECODE_CHAIN_TOKENS_MAX = 2048,    /* of the row's sequence, with the row itself */
-    DECODE_CHAIN_LINK_BYTES = 64 << 10 /* device memory by which its clusters talk */
+    DECODE_CHAIN_TOKENS_MAX = 2048,     /* of the row's sequence, with the row itself */
+    DECODE_CHAIN_LINK_BYTES = 64 << 10, /* device memory by which its clusters talk */
+    DECODE_CHAIN_PIECE_BYTES = 16       /* of a pool of pages: it counts them in 32 bits */
 };
 
 struct decode_chain_shape {

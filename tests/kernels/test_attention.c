@@ -256,7 +256,7 @@ TEST(paged_decode_equals_float64)
     decode_case(KERNEL_F16, 4, 2, 96, 0, 5, false);
 }
 
-/* More parts than places for blocks: a block takes several of a row, one behind the other. A row's bytes are those it has alone. */
+/* More parts than the device has places for blocks. A row's bytes are those it has alone. */
 static void runs_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, uint32_t dim,
                       uint32_t window)
 {
@@ -287,7 +287,7 @@ static void runs_case(enum kernel_type type, uint32_t heads, uint32_t kv_heads, 
     uint16_t *all = malloc(bytes), *again = malloc(bytes), *alone = malloc(bytes);
 
     EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
-    check(&s, &ctx, a.out, "decode, parts in turns");
+    check(&s, &ctx, a.out, "decode of few rows");
     gpu_download(&ctx, a.out, all, bytes);
     EXPECT_CUDA(paged_decode(&ctx, &a, &scratch));
     gpu_download(&ctx, a.out, again, bytes);

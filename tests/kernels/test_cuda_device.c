@@ -502,6 +502,53 @@ TEST(one_launch_and_launches_take_turns_over_the_same_pages)
     if (bad) fail_msg("%u of %u steps have other logits", bad, steps);
 }
 
+/* Steps without one kind of stage run, for products of few rows, of up to 64 and of more, with and without norms behind them: one step
+ * of so many rows, then each kind left out, then none. */
+enum { WITHOUT_ROWS = 80 };
+
+static void step_of(struct harness *h, uint32_t rows, uint32_t position)
+{
+    struct step *step = harness_step(h);
+
+    for (uint32_t i = 0; i < rows; i++) {
+        int32_t token = (int32_t)(i % h->plan->vocab_tokens);
+        if (!position) harness_open_slot(h, step, i, NULL, 64);
+        harness_segment(step, i, &token, 1, position, 0, 1);
+    }
+    harness_submit(h, step);
+    harness_wait(h, step->seq_no);
+    device_release(h->device, step->seq_no);
+}
+
+TEST(steps_without_a_kind_of_stage_run_for_every_kind_of_product)
+{
+    static const char *models[] = {"models/llama_plain-f16", "models/gemma3_text"};
+    static const uint32_t rows[] = {1, 9, 24, WITHOUT_ROWS};
+    struct harness_options options = {.device = {.kind = DEVICE_CUDA, .compute_dtype = DTYPE_BF16},
+                                      .slots = WITHOUT_ROWS,
+                                      .logits_max = WITHOUT_ROWS,
+                                      .context_tokens = 64};
+
+    if (!have_gpu()) skip();
+    for (size_t m = 0; m < 2; m++) {
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            struct harness h;
+            uint32_t position = 0;
+            harness_open(&h, test_golden(models[m]), &options);
+            cuda_use_chain(h.device, false);
+            step_of(&h, rows[i], position++);
+            for (uint32_t kind = STAGE_EMBED + 1; kind < STAGE_SAMPLE; kind++) {
+                EXPECT_TRUE(cuda_leave_out(h.device, rows[i], 1u << kind));
+                step_of(&h, rows[i], position++);
+            }
+            EXPECT_TRUE(cuda_leave_out(h.device, rows[i], 0));
+            step_of(&h, rows[i], position);
+            EXPECT_TRUE(device_health(h.device).ok);
+            harness_close(&h);
+        }
+    }
+}
+
 /* That launch has the bits of the products for few rows; where one kind of products runs up to 64 rows, it must not run at all. */
 TEST(all_layers_in_one_launch_are_not_for_a_batch_invariant_device)
 {

@@ -99,6 +99,8 @@ enum status cuda_chain_open(struct cuda_device *d, struct error *err)
                                      l.ffn_in->gain,
                                      stride};
     if (!decode_chain_fits(&d->ctx, &shape)) return STATUS_OK;
+    /* It counts the pieces of a layer's pages in 32 bits. */
+    if (d->b.groups[0].layer_bytes / DECODE_CHAIN_PIECE_BYTES > UINT32_MAX) return STATUS_OK;
     cudaError_t e = decode_chain_init(&d->chain.kernel, &shape, &w, d->ctx.type);
     if (e) return error_set(err, STATUS_DEVICE, "decode chain: %s", cudaGetErrorString(e));
     d->chain.args = (struct decode_chain_args){

@@ -181,7 +181,9 @@ static cudaError_t begin_normed(struct walk *w, const struct cuda_stage *s,
         .norm = norm,
         .scale = 1,
     };
-    if (w->norm_tiles || w->f->left_out) return cudaSuccess;
+    if (w->norm_tiles) return cudaSuccess;
+    /* The product in front that would have prepared it is left out (cuda_leave_out): its part is not this stage's. */
+    if (w->f->left_out && kind == PRODUCT_MEDIUM && !w->delta) return cudaSuccess;
     return norm_rows(w, kind == PRODUCT_SKINNY ? NULL : s->gain, norm->eps);
 }
 
@@ -466,7 +468,10 @@ cudaError_t cuda_forward_run(struct cuda_device *d, const struct cuda_forward *f
     for (uint32_t i = 0; !e && i < d->plan->stage_count; i++) {
         const struct cuda_stage *s = &d->b.stages[i];
         w.stage = i;
-        if (f->left_out >> s->plan->kind & 1) continue;
+        if (f->left_out >> s->plan->kind & 1) {
+            w.delta = NULL; /* which its norm would have taken */
+            continue;
+        }
         if (f->chain && i > 1 && s->plan->kind < STAGE_HEAD) continue; /* in the one launch */
         /* in the middle of a prompt keys and values are all that is wanted */
         if (i == d->last_attention && !f->outputs) break;
