@@ -2,7 +2,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "bandwidth.h"
 #include "base/shown.h"
@@ -122,6 +121,7 @@ static enum status measure_product(struct limit_job *j, struct cuda_limits *out,
     struct cuda_gemm_shape shape = {PRODUCT_SIDE, PRODUCT_SIDE, PRODUCT_SIDE, PRODUCT_SIDE, false};
     uint64_t matrix = 2ull * PRODUCT_SIDE * PRODUCT_SIDE;
     const void *weights[1] = {j->memory};
+    double us = -1;
     enum status st =
         cuda_gemm_open(DTYPE_BF16, j->memory + 4 * matrix, 64u << 20, NULL, &j->gemm, err);
 
@@ -129,12 +129,38 @@ static enum status measure_product(struct limit_job *j, struct cuda_limits *out,
         st = cuda_gemm_prepare(j->gemm, &shape, weights, 1, j->memory + matrix,
                                j->memory + 2 * matrix, PRODUCT_SIDE, false, j->ctx->stream, &j->id,
                                err);
-    if (!st) {
-        double us = bench_graph_us(j->ctx, product_body, j, 8);
-        out->product_tflop_s = 2.0 * PRODUCT_SIDE * PRODUCT_SIDE * (double)PRODUCT_SIDE / us * 1e-6;
-    }
+    if (!st) us = bench_graph_us(j->ctx, product_body, j, 8);
+    if (!st && us <= 0)
+        st = error_set(err, STATUS_DEVICE, "limits: the product could not be timed");
+    out->product_tflop_s =
+        st ? 0 : 2.0 * PRODUCT_SIDE * PRODUCT_SIDE * (double)PRODUCT_SIDE / us * 1e-6;
     cuda_gemm_close(j->gemm);
     return st;
+}
+
+static enum status measure_memory(struct limit_job *j, struct cuda_limits *out, struct error *err)
+{
+    double read = bench_graph_us(j->ctx, read_body, j, 8),
+           copy = read > 0 ? bench_graph_us(j->ctx, copy_body, j, 8) : -1;
+
+    if (read <= 0 || copy <= 0)
+        return error_set(err, STATUS_DEVICE, "limits: reads and copies could not be timed");
+    out->read_gb_s = (double)j->bytes / read * 1e-3;
+    out->copy_gb_s = 2.0 * (double)j->bytes / copy * 1e-3;
+    return STATUS_OK;
+}
+
+static void print_limits(const struct cuda_limits *l)
+{
+    printf("{\"bench\": \"limits\", \"read_gb_s\": %.0f, \"copy_gb_s\": %.0f", l->read_gb_s,
+           l->copy_gb_s);
+    fprintf(stderr, "limits: read %.0f GB/s, copy %.0f GB/s", l->read_gb_s, l->copy_gb_s);
+    if (l->product_tflop_s > 0) {
+        printf(", \"bf16_product_tflop_s\": %.0f", l->product_tflop_s);
+        fprintf(stderr, ", bf16 products %.0f TFLOP/s", l->product_tflop_s);
+    }
+    printf("}\n");
+    fprintf(stderr, "\n");
 }
 
 enum status bench_limits(struct kernel_context *ctx, bool products, struct cuda_limits *out,
@@ -144,72 +170,17 @@ enum status bench_limits(struct kernel_context *ctx, bool products, struct cuda_
     cudaError_t e = cudaMalloc((void **)&j.memory, 2 * j.bytes + 4096);
     enum status st = STATUS_OK;
 
+    *out = (struct cuda_limits){0};
     if (!e) e = bandwidth_fill(ctx, j.memory, 2 * j.bytes, 1);
-    if (e) return error_set(err, STATUS_DEVICE, "limits: %s", cudaGetErrorString(e));
-    out->read_gb_s = (double)j.bytes / bench_graph_us(ctx, read_body, &j, 8) * 1e-3;
-    out->copy_gb_s = 2.0 * (double)j.bytes / bench_graph_us(ctx, copy_body, &j, 8) * 1e-3;
-    if (products) st = measure_product(&j, out, err);
+    if (e) st = error_set(err, STATUS_DEVICE, "limits: %s", cudaGetErrorString(e));
+    if (!st) st = measure_memory(&j, out, err);
+    if (!st && products) st = measure_product(&j, out, err);
     cudaFree(j.memory);
-    printf("{\"bench\": \"limits\", \"read_gb_s\": %.0f, \"copy_gb_s\": %.0f, "
-           "\"bf16_product_tflop_s\": %.0f}\n",
-           out->read_gb_s, out->copy_gb_s, out->product_tflop_s);
-    fprintf(stderr, "limits: read %.0f GB/s, copy %.0f GB/s", out->read_gb_s, out->copy_gb_s);
-    if (products) fprintf(stderr, ", bf16 products %.0f TFLOP/s", out->product_tflop_s);
-    fprintf(stderr, "\n");
+    if (!st) print_limits(out);
     return st;
 }
 
-/* --- options --- */
-
-static const char usage[] =
-    "usage: bench limits\n"
-    "       bench kernels [--only NAME]\n"
-    "       bench decode --model FOLDER [--batch N] [--context N] [--steps N] [--eager 1]\n"
-    "             [--limit N]: longest sequence that the device is made for, as a server's\n"
-    "       bench breakdown --model FOLDER ... as decode, and µs by kind of stage\n"
-    "       bench graphs --model FOLDER [--batches 1,2,4,8,16,32,64] [--context N] [--steps N]\n"
-    "       bench load --model FOLDER_OR_GGUF [--cold 1]: real files; cold: out of the page cache "
-    "first\n"
-    "       bench prefill --model FOLDER [--prompt N] [--repeats N] [--rows N] [--idle MS]\n"
-    "FOLDER has a config.json; weights are made up. [--f16 1]: f16 instead of bf16. "
-    "[--chain 0]: never all\n"
-    "layers in one launch\n";
-
-static bool parse_count(const char *text, uint32_t *out)
-{
-    char *end;
-    unsigned long value = strtoul(text, &end, 10);
-
-    *out = (uint32_t)value;
-    return *text >= '0' && *text <= '9' && !*end && value <= 1u << 24;
-}
-
-static bool parse_option(struct cuda_bench_options *o, const char *name, const char *value)
-{
-    uint32_t flag = 0;
-
-    if (!strcmp(name, "--model")) return (o->model = value) != NULL;
-    if (!strcmp(name, "--batches")) return (o->batches = value) != NULL;
-    if (!strcmp(name, "--cold") && parse_count(value, &flag))
-        return (o->cold = flag) == (flag != 0);
-    if (!strcmp(name, "--only")) return (o->only = value) != NULL;
-    if (!strcmp(name, "--batch"))
-        return parse_count(value, &o->batch) && o->batch >= 1 && o->batch <= 1024;
-    if (!strcmp(name, "--limit")) return parse_count(value, &o->limit);
-    if (!strcmp(name, "--context")) return parse_count(value, &o->context) && o->context >= 1;
-    if (!strcmp(name, "--prompt")) return parse_count(value, &o->prompt) && o->prompt >= 1;
-    if (!strcmp(name, "--steps")) return parse_count(value, &o->steps) && o->steps >= 1;
-    if (!strcmp(name, "--repeats"))
-        return parse_count(value, &o->repeats) && o->repeats >= 1 && o->repeats <= 200;
-    if (!strcmp(name, "--idle")) return parse_count(value, &o->idle_ms) && o->idle_ms <= 10000;
-    if (!strcmp(name, "--rows")) return parse_count(value, &o->rows_max) && o->rows_max >= 1;
-    if (!strcmp(name, "--eager") && parse_count(value, &flag))
-        return (o->eager = flag) == (flag != 0);
-    if (!strcmp(name, "--chain") && parse_count(value, &flag))
-        return (o->no_chain = !flag) == !flag;
-    if (!strcmp(name, "--f16") && parse_count(value, &flag)) return (o->f16 = flag) == (flag != 0);
-    return false;
-}
+/* --- all of them --- */
 
 static int no_gpu(const char *what, cudaError_t e)
 {
@@ -221,42 +192,43 @@ static int no_gpu(const char *what, cudaError_t e)
     return 1;
 }
 
+static enum status measure(struct kernel_context *ctx, const struct cuda_bench_options *o,
+                           struct error *err)
+{
+    const bool kernels = o->what == CUDA_BENCH_KERNELS;
+    struct cuda_limits limits;
+    enum status st = kernels ? bench_kernels_named(ctx, o->only, err) : STATUS_OK;
+
+    if (!st) st = bench_limits(ctx, kernels || o->what == CUDA_BENCH_LIMITS, &limits, err);
+    if (st) return st;
+    switch (o->what) {
+    case CUDA_BENCH_LIMITS: return STATUS_OK;
+    case CUDA_BENCH_KERNELS: return bench_kernels(ctx, &limits, o, err);
+    case CUDA_BENCH_DECODE:
+    case CUDA_BENCH_BREAKDOWN: return bench_decode(&limits, o, err);
+    case CUDA_BENCH_GRAPHS: return bench_graphs(o, err);
+    case CUDA_BENCH_PREFILL: return bench_prefill(o, err);
+    case CUDA_BENCH_LOAD: return bench_load(ctx, o, err);
+    }
+    return STATUS_OK;
+}
+
 int bench_cuda_main(int argc, char **argv)
 {
-    struct cuda_bench_options o = {.batch = 1,
-                                   .context = 1024,
-                                   .prompt = 1024,
-                                   .steps = 128,
-                                   .repeats = 20,
-                                   .rows_max = 2048,
-                                   .batches = "1,2,4,8,16,32,64"};
-    const char *what = argc > 0 ? argv[0] : "";
-    bool steps = !strcmp(what, "decode") || !strcmp(what, "prefill") ||
-                 !strcmp(what, "breakdown") || !strcmp(what, "graphs") || !strcmp(what, "load");
-    struct cuda_limits limits = {0};
+    struct cuda_bench_options o;
     struct kernel_context ctx;
     struct error err = {0};
+    int done = cuda_bench_options(argc, argv, &o);
 
+    if (done >= 0) return done;
     setvbuf(stdout, NULL, _IOLBF,
             0); /* a record stays whole in a file that stderr goes to as well */
-    if (argc == 2 && !strcmp(argv[1], "--help")) return fputs(usage, stdout) < 0;
-    for (int i = 1; i + 1 < argc; i += 2)
-        if (!parse_option(&o, argv[i], argv[i + 1])) return fputs(usage, stderr), 2;
-    if (argc % 2 == 0 || (steps && !o.model) ||
-        (!steps && strcmp(what, "limits") && strcmp(what, "kernels")))
-        return fputs(usage, stderr), 2;
     cudaError_t e = kernel_context_init(&ctx);
     ctx.type = o.f16 ? KERNEL_F16 : KERNEL_BF16;
     if (!e) e = cudaStreamCreateWithFlags(&ctx.stream, cudaStreamNonBlocking);
-    if (e) return no_gpu(what, e);
-    enum status st = bench_limits(&ctx, !steps, &limits, &err);
-    if (!st && !strcmp(what, "kernels")) st = bench_kernels(&ctx, &limits, &o, &err);
-    o.breakdown = !strcmp(what, "breakdown");
-    if (!st && (!strcmp(what, "decode") || o.breakdown)) st = bench_decode(&limits, &o, &err);
-    if (!st && !strcmp(what, "graphs")) st = bench_graphs(&o, &err);
-    if (!st && !strcmp(what, "load")) st = bench_load(&ctx, &o, &err);
-    if (!st && !strcmp(what, "prefill")) st = bench_prefill(&limits, &o, &err);
+    if (e) return no_gpu(o.name, e);
+    enum status st = measure(&ctx, &o, &err);
     cudaStreamDestroy(ctx.stream);
-    if (st) shown_error(what, &err);
+    if (st) shown_error(o.name, &err);
     return st ? 1 : 0;
 }

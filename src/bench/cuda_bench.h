@@ -12,5 +12,6 @@
  * standard output, a table on standard error. */
 #pragma once
 
-/* argv[0] is the subcommand. Returns 0; 1 where a model or device failed; 2 for wrong options (--help lists them). */
+/* argv[0] is the subcommand; cuda_bench_options.h reads the rest. Returns 0; 1 where a model or device failed, or the run does not fit the
+ * model; 2 for wrong options (--help lists them). */
 int bench_cuda_main(int argc, char **argv);

@@ -23,7 +23,14 @@ struct kernel_bench {
     const struct cuda_bench_options *o;
     char *pool; /* COLD memory: weights or KV */
     uint64_t pool_bytes;
-    char *small; /* activations, 256 MiB */
+    char *small;                /* activations, 256 MiB */
+    struct kernel_names *names; /* not NULL: cases are counted, none is run */
+};
+
+/* Of all kernels here those that are asked for, and of each kind (its first word) one name. */
+struct kernel_names {
+    uint32_t wanted;
+    char kind[16], some[400];
 };
 
 static void report(const struct kernel_bench *b, const char *name, double us, double bytes,
@@ -48,9 +55,24 @@ static void report(const struct kernel_bench *b, const char *name, double us, do
     printf("}\n");
 }
 
+static void note_name(struct kernel_names *names, const char *name)
+{
+    size_t kind = strcspn(name, " "), at = strlen(names->some);
+
+    if (strlen(names->kind) == kind && !strncmp(names->kind, name, kind)) return;
+    snprintf(names->kind, sizeof names->kind, "%.*s", (int)kind, name);
+    snprintf(names->some + at, sizeof names->some - at, "%s'%s'", at ? ", " : "", name);
+}
+
+/* Whether this case is to run; asked only of those that can run here. */
 static bool wanted(const struct kernel_bench *b, const char *name)
 {
-    return !b->o->only || strstr(name, b->o->only);
+    const bool asked = !b->o->only || strstr(name, b->o->only);
+
+    if (!b->names) return asked;
+    b->names->wanted += asked;
+    note_name(b->names, name);
+    return false;
 }
 
 /* Where there is a peer's way, in turns with it. */
@@ -144,7 +166,7 @@ static void skinny_case(struct kernel_bench *b, const struct product *p, uint32_
     char name[80];
 
     snprintf(name, sizeof name, "skinny %s %ux%u M %u", p->what, p->N, p->K, M);
-    if (!wanted(b, name) || !skinny_gemm_fits(b->ctx, M, p->K, norm)) return;
+    if (!skinny_gemm_fits(b->ctx, M, p->K, norm) || !wanted(b, name)) return;
     begin_product(&j, b, p, M);
     for (uint32_t i = 0; i < j.weight_count; i++)
         if (skinny_weight_init(&j.weights.skinny[i], weight_at(&j, i), p->N, p->K, b->ctx->type))
@@ -243,7 +265,7 @@ static bool open_medium(struct product_job *j, const struct medium_shape *cut)
 static bool begin_medium(struct product_job *j, struct kernel_bench *b, const char *name,
                          const struct product *p, uint32_t M, const struct medium_shape *cut)
 {
-    if (!wanted(b, name) || !medium_gemm_fits(b->ctx, M, p->N, p->K)) return false;
+    if (!medium_gemm_fits(b->ctx, M, p->N, p->K) || !wanted(b, name)) return false;
     begin_product(j, b, p, M);
     return open_medium(j, cut);
 }
@@ -446,14 +468,11 @@ static void prefill_case(struct kernel_bench *b, uint32_t rows, uint32_t past, u
     struct attention_job j = {.b = b, .args = attention_of(b, rows, heads, kv_heads, D), .sets = 1};
     uint32_t group = heads / kv_heads,
              tiles = (rows * group + PREFILL_TILE_PAIRS - 1) / PREFILL_TILE_PAIRS;
-    struct prefill_tile *host = malloc(tiles * sizeof *host);
+    struct prefill_tile *host;
     char name[80], *tables;
 
     snprintf(name, sizeof name, "prefill %u+%u heads %u/%u d %u", past, rows, heads, kv_heads, D);
-    if (!host || !wanted(b, name)) {
-        free(host);
-        return;
-    }
+    if (!wanted(b, name) || !(host = malloc(tiles * sizeof *host))) return;
     for (uint32_t i = 0; i < tiles; i++) /* longest first */
         host[i] = (struct prefill_tile){0, (int32_t)rows, (int32_t)past, 0,
                                         (int32_t)((tiles - 1 - i) * PREFILL_TILE_PAIRS)};
@@ -511,14 +530,15 @@ static void sample_case(struct kernel_bench *b, const char *what, uint32_t V, ui
                         struct slot_params params)
 {
     struct sample_job j = {.b = b};
-    struct sample_row *in = calloc(rows, sizeof *in);
-    struct slot_params *slots = calloc(rows, sizeof *slots);
-    float *logits = malloc((size_t)rows * V * sizeof *logits);
     uint32_t state = 5;
     char name[80], *at = b->small;
 
     snprintf(name, sizeof name, "sample %s V %u rows %u", what, V, rows);
-    if (in && slots && logits && wanted(b, name)) {
+    if (!wanted(b, name)) return;
+    struct sample_row *in = calloc(rows, sizeof *in);
+    struct slot_params *slots = calloc(rows, sizeof *slots);
+    float *logits = malloc((size_t)rows * V * sizeof *logits);
+    if (in && slots && logits) {
         for (size_t i = 0; i < (size_t)rows * V; i++) {
             float sum = 0; /* about normal, sigma 2.5, as heads give */
             for (int k = 0; k < 4; k++)
@@ -572,6 +592,26 @@ static void sample_cases(struct kernel_bench *b)
     }
 }
 
+static void all_cases(struct kernel_bench *b)
+{
+    product_cases(b);
+    attention_cases(b);
+    sample_cases(b);
+}
+
+enum status bench_kernels_named(struct kernel_context *ctx, const char *only, struct error *err)
+{
+    const struct cuda_bench_options o = {.what = CUDA_BENCH_KERNELS, .only = only};
+    struct kernel_names names = {0};
+    struct kernel_bench b = {.ctx = ctx, .o = &o, .names = &names};
+
+    all_cases(&b);
+    if (names.wanted) return STATUS_OK;
+    return error_set(err, STATUS_NOT_FOUND,
+                     "no kernel here has '%.60s' in its name; parts of such names are right: %s",
+                     only, names.some);
+}
+
 enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *limits,
                           const struct cuda_bench_options *o, struct error *err)
 {
@@ -583,9 +623,7 @@ enum status bench_kernels(struct kernel_context *ctx, const struct cuda_limits *
     if (!e) e = bandwidth_fill(ctx, b.small, 512u << 20, 4);
     if (!e) e = cudaStreamSynchronize(ctx->stream);
     if (e) return error_set(err, STATUS_DEVICE, "kernels: %s", cudaGetErrorString(e));
-    product_cases(&b);
-    attention_cases(&b);
-    sample_cases(&b);
+    all_cases(&b);
     cudaFree(b.pool), cudaFree(b.small);
     return STATUS_OK;
 }

@@ -1,5 +1,6 @@
 /* cuda_bench_steps.c - whole steps of a made-up model through device.h, one step ahead of their tokens as the engine runs
  * them. Contexts are filled by real prefill of random tokens, blocks are given out shuffled. */
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,8 +54,14 @@ static enum status make_steps(struct runner *r, struct error *err)
     return STATUS_OK;
 }
 
-static enum status open_runner(struct runner *r, uint32_t slots, uint32_t context,
-                               struct error *err)
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* room: tokens that a slot has blocks for, and what the device is made for without --limit; cut where the model's context or the limit is
+ * less, which the run's own tokens are not (cuda_bench_fits). */
+static enum status open_runner(struct runner *r, uint32_t slots, uint32_t room, struct error *err)
 {
     struct device_options device = {.kind = DEVICE_CUDA,
                                     .compute_dtype = r->o->f16 ? DTYPE_F16 : DTYPE_BF16,
@@ -68,9 +75,9 @@ static enum status open_runner(struct runner *r, uint32_t slots, uint32_t contex
 
     if (st) return st;
     r->plan = model_plan(r->model);
-    uint32_t limit = r->o->limit > context ? r->o->limit : context;
-    if (limit > r->plan->context_tokens) limit = r->plan->context_tokens;
-    if (context > limit) context = limit;
+    const uint32_t limit = least(r->o->limit ? r->o->limit : room, r->plan->context_tokens);
+    assert(cuda_bench_tokens(r->o) <= limit);
+    room = least(room, limit);
     r->limits = (struct device_limits){.slots_max = slots,
                                        .rows_max = r->o->rows_max > slots ? r->o->rows_max : slots,
                                        .logits_max = slots,
@@ -78,12 +85,12 @@ static enum status open_runner(struct runner *r, uint32_t slots, uint32_t contex
                                        .context_tokens = limit};
     for (uint32_t g = 0; g < r->plan->group_count; g++) {
         uint32_t tokens = r->plan->groups[g].block_tokens;
-        r->per_slot[g] = (context + tokens - 1) / tokens;
+        r->per_slot[g] = (room + tokens - 1) / tokens;
         r->limits.kv_blocks[g] = r->per_slot[g] * slots;
     }
     st = device_open(&device, &r->device, err);
     if (!st) st = device_compile(r->device, r->plan, &r->limits, err);
-    if (!st && r->o->no_chain) cuda_use_chain(r->device, false);
+    if (!st && !r->o->chain) cuda_use_chain(r->device, false);
     r->ready_s = (double)(clock_mono_ns() - begun) * 1e-9;
     return st ? st : make_steps(r, err);
 }
@@ -239,34 +246,37 @@ static enum status time_without(struct runner *r, uint32_t kind, double *us, str
 /* µs by kind of stage: by itself, launched with an event behind each, and in its step. */
 static enum status print_breakdown(struct runner *r, double step_ms, struct error *err)
 {
-    double us[CUDA_BREAKDOWN_KINDS], sum = 0, in_step = -1;
+    double us[CUDA_BREAKDOWN_KINDS], in_step[CUDA_BREAKDOWN_KINDS], sum = 0;
     enum status st = cuda_breakdown(r->device, r->o->batch, 15, us, err);
 
+    for (uint32_t k = 0; !st && k < CUDA_BREAKDOWN_KINDS; k++) {
+        in_step[k] = -1;
+        if (k != STAGE_SAMPLE && k != STAGE_EMBED) st = time_without(r, k, &in_step[k], err);
+    }
     if (st) return st;
     printf("{\"bench\": \"breakdown\", \"model\": \"%s\", \"batch\": %u, \"context\": %u",
            r->o->model, r->o->batch, r->o->context);
-    for (uint32_t k = 0; !st && k < CUDA_BREAKDOWN_KINDS; k++) {
+    for (uint32_t k = 0; k < CUDA_BREAKDOWN_KINDS; k++) {
         if (k == STAGE_SAMPLE) continue;
         sum += us[k];
-        if (k != STAGE_EMBED) st = time_without(r, k, &in_step, err);
         printf(", \"%s_us\": %.1f", stage_kind_name(k), us[k]);
         fprintf(stderr, "  %-8s %9.1f us", stage_kind_name(k), us[k]);
-        if (in_step >= 0) {
-            printf(", \"%s_in_step_us\": %.1f", stage_kind_name(k), in_step);
-            fprintf(stderr, ", %9.1f in its step", in_step);
+        if (in_step[k] >= 0) {
+            printf(", \"%s_in_step_us\": %.1f", stage_kind_name(k), in_step[k]);
+            fprintf(stderr, ", %9.1f in its step", in_step[k]);
         }
         fprintf(stderr, "\n");
     }
     printf(", \"stages_us\": %.1f, \"step_us\": %.1f}\n", sum, step_ms * 1e3);
     fprintf(stderr, "  %-8s %9.1f us, of a step of %.1f us\n", "sum", sum, step_ms * 1e3);
-    return st;
+    return STATUS_OK;
 }
 
 enum status bench_decode(const struct cuda_limits *limits, const struct cuda_bench_options *o,
                          struct error *err)
 {
     struct runner r = {.o = o};
-    enum { SETS = 5 };
+    enum { SETS = CUDA_BENCH_SETS };
     double ms[SETS], best;
     enum status st = open_runner(&r, o->batch, o->context + (SETS + 1) * o->steps + 1, err);
 
@@ -305,7 +315,7 @@ enum status bench_decode(const struct cuda_limits *limits, const struct cuda_ben
                 o->batch * 1e3 / best, rate, rate / limits->read_gb_s,
                 (double)r.host_ns * 1e-3 / (SETS * o->steps), launches, r.ready_s);
     }
-    if (!st && o->breakdown) st = print_breakdown(&r, best, err);
+    if (!st && o->what == CUDA_BENCH_BREAKDOWN) st = print_breakdown(&r, best, err);
     close_runner(&r);
     return st;
 }
@@ -323,7 +333,7 @@ static enum status time_steps(struct runner *r, uint32_t batch, bool graphs, str
     enum status st;
 
     cuda_use_graphs(r->device, graphs);
-    st = decode_steps(r, batch, r->o->context, 8, err);
+    st = decode_steps(r, batch, r->o->context, CUDA_BENCH_WARM_UP, err);
     r->host_ns = 0;
     begun = clock_mono_ns();
     if (!st) st = decode_steps(r, batch, r->o->context, r->o->steps, err);
@@ -364,36 +374,24 @@ static enum status compare_graphs(struct runner *r, uint32_t batch, struct error
     return STATUS_OK;
 }
 
-/* "1,8,64": the next number, 1 to 1024; 0: none or wrong. */
-static uint32_t next_batch(const char **at)
-{
-    char *end;
-    unsigned long n = strtoul(*at, &end, 10);
-    bool right = end != *at && (*end == ',' || !*end) && n <= 1024;
-
-    *at = *end == ',' ? end + 1 : end;
-    return right ? (uint32_t)n : 0;
-}
-
 enum status bench_graphs(const struct cuda_bench_options *o, struct error *err)
 {
     struct runner r = {.o = o};
-    uint32_t most = 0, n;
-    enum status st = STATUS_OK;
+    uint32_t most = 1;
+    enum status st;
 
-    for (const char *at = o->batches; *at; most = n > most ? n : most)
-        if (!(n = next_batch(&at)))
-            return error_set(err, STATUS_INVALID, "--batches is \"%s\"; 1,8,64 would be right",
-                             o->batches);
-    st = open_runner(&r, most ? most : 1, o->context + o->steps + 9, err);
+    for (uint32_t i = 0; i < o->batch_count; i++)
+        if (o->batch_list[i] > most) most = o->batch_list[i];
+    st = open_runner(&r, most, o->context + o->steps + CUDA_BENCH_WARM_UP + 1, err);
     for (uint32_t slot = 0; !st && slot < most; slot++)
         st = prefill(&r, slot, o->context, err);
-    fprintf(stderr,
-            "%s, context %u\nbatch  graphs, ms launches, ms difference  host, us  host, us  "
-            "launches per layer\n",
-            o->model, o->context);
-    for (const char *at = o->batches; !st && *at;)
-        st = compare_graphs(&r, next_batch(&at), err);
+    if (!st)
+        fprintf(stderr,
+                "%s, context %u\nbatch  graphs, ms launches, ms difference  host, us  host, us  "
+                "launches per layer\n",
+                o->model, o->context);
+    for (uint32_t i = 0; !st && i < o->batch_count; i++)
+        st = compare_graphs(&r, o->batch_list[i], err);
     close_runner(&r);
     return st;
 }
@@ -404,14 +402,12 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-enum status bench_prefill(const struct cuda_limits *limits, const struct cuda_bench_options *o,
-                          struct error *err)
+enum status bench_prefill(const struct cuda_bench_options *o, struct error *err)
 {
     struct runner r = {.o = o};
-    double ms[200], sum = 0, square = 0;
+    double ms[CUDA_BENCH_REPEATS_MAX], sum = 0, square = 0;
     enum status st = open_runner(&r, 1, o->prompt + 1, err);
 
-    (void)limits;
     for (uint32_t i = 0; !st && i < 3; i++)
         st = prefill(&r, 0, o->prompt, err);
     for (uint32_t i = 0; !st && i < o->repeats; i++) {

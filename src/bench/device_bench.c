@@ -319,7 +319,8 @@ int bench_device_main(int argc, char **argv)
     struct error err = {0};
     enum status st;
 
-    if (argc == 2 && !strcmp(argv[1], "--help")) return fputs(usage, stdout) < 0;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return fputs(usage, stdout) < 0;
     if (!parse(argc, argv, &b.o)) return 2;
     st = open_all(&b, &err);
     if (!st) st = measure(&b, &err);

@@ -6,6 +6,8 @@
 #include "bench/bench_serve.h"
 #if INFERD_HAVE_CUDA
 #include "bench/cuda_bench.h"
+#else
+#include "bench/cuda_bench_options.h"
 #endif
 #include "bench/device_bench.h"
 #include "bench/device_fit.h"
@@ -14,14 +16,17 @@
 #if !INFERD_HAVE_CUDA
 static int bench_cuda_main(int argc, char **argv)
 {
-    (void)argc;
+    struct cuda_bench_options o;
+    int done = cuda_bench_options(argc, argv, &o);
+
+    if (done >= 0) return done;
     fprintf(stderr,
             "inferd: bench %s measures a GPU, and this build has no CUDA device: configure it "
             "where nvcc is on "
             "PATH (cmake --preset cuda). The CPU is measured by `inferd bench device MODEL`, a "
             "server by "
             "`inferd bench serve --url URL`\n",
-            argv[0]);
+            o.name);
     return 1;
 }
 #endif

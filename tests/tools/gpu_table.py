@@ -29,7 +29,7 @@ def read(paths):
             benches[step].append(line)
             if line["bench"] == "limits":
                 reads.append(line["read_gb_s"])
-                if line["bf16_product_tflop_s"]:
+                if line.get("bf16_product_tflop_s"):  # left out where it was not measured; 0 in older files
                     products.append(line["bf16_product_tflop_s"])
     return benches, went, reads, products
 
