@@ -12,8 +12,8 @@
 #include "medium_gemm.h"
 
 struct medium_params {
-    uint32_t M, N, rows8, tiles, groups, splits, share, stages,
-        deep;         /* groups: of `share` tiles; deep: blocks of 64 columns in a stage */
+    uint32_t M, N, rows8, tiles, groups, splits, share, stages; /* groups: of `share` tiles */
+    uint32_t deep;    /* blocks of 64 columns in a stage */
     uint32_t sharers; /* ranks of the blocks that x is brought for at once, of split 0 */
     uint16_t k_begin[CLUSTER_MAX + 1];    /* of each split, in 64 columns */
     uint8_t first_group[CLUSTER_MAX + 1]; /* of 16 rows, that each split finishes */
