@@ -25,7 +25,7 @@ struct medium_shape {
 };
 /* A weight as TMA sees it, and its cut. Made once. */
 struct medium_weight {
-    uint64_t map[16]; /* CUtensorMap: boxes of `tile` rows x 64 columns */
+    uint64_t map[16]; /* CUtensorMap: boxes of `tile` rows x the columns of a stage */
     uint32_t N, K;
     struct medium_shape shape;
 };

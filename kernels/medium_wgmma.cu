@@ -2,13 +2,15 @@
  *   y[m, n] = sum_k x[m, k] W[n, k]     M 1..64, W [N, K] row-major, K % 64 == 0
  *
  * Roles    x is the 64-row operand a of wgmma, a tile of W the operand b: rows of W are wgmma's n, which comes in steps of 8,
- *          so a tile can be as high as fills the device in one wave. A producer thread fills stages of 64 columns of both by
- *          TMA (weights evict-first); two warpgroups take half of the tile's rows each; a clerk fetches what rows end with.
+ *          so a tile can be as high as fills the device in one wave. A producer thread fills stages of both by TMA (weights
+ *          evict-first), of 128 columns, so that 256 bytes of a row are asked for at once; two warpgroups take half of the tile's
+ *          rows each; a clerk fetches what rows end with.
  * Cut      What tiles leave of the SMs is filled by cutting K among the blocks of a cluster: no scratch, no second launch. Each
  *          finishes 16 rows or more: the others send him their sums (st.async, counted by his barrier), which he adds in the
  *          order of K. x costs as much L2 traffic per tile as 64 rows of W: blocks of neighbouring tiles bring it in turns, each
  *          for all (multicast).
- * Ends     medium_ends.cuh. With K whole they are finished in registers while the ring fills with the next tile's.
+ * Ends     medium_ends.cuh. With K whole they are finished in registers while the ring fills with the next tile's. Blocks of a cluster
+ *          leave without a meeting: the producer stays until all who read its x have said so.
  * Chain    The first stages of W are asked for before pdl_wait(): they stream in while the previous kernel ends. (Blocks of
  *          less than half an SM, so that the next kernel's come in beside them, were slower: they come in by twos.)
  * Launch   one block per SM, 320 threads; more tiles than SMs: persistent.
@@ -27,6 +29,7 @@ namespace
 
 constexpr uint32_t COMPUTE = 256, CLERK = 288, THREADS = 320, WARPS = COMPUTE / 32;
 constexpr uint32_t ROWS = MEDIUM_ROWS_MAX, GROUP = 16, GROUPS = ROWS / GROUP, STAGES_MAX = 12;
+constexpr uint32_t DEEP = 2; /* blocks of 64 columns in a stage, where two such fit */
 constexpr uint32_t X_BYTES = ROWS * 128, TILES[] = {64, 128, 144, 160, 208, 224, 256};
 constexpr uint32_t SHARED_MAX =
     226 * 1024 - 2048; /* less what is static and what alignment takes */
@@ -108,7 +111,6 @@ __device__ __forceinline__ uint32_t turn_of(const params &p, uint32_t stage)
 
 /* Fills stages in turn: W always, x where it is this block's turn. */
 template <uint32_t TILE> struct producer {
-    static constexpr uint32_t W_BYTES = TILE * 128, STAGE_BYTES = W_BYTES + X_BYTES;
     const params &p;
     const run &r;
     const CUtensorMap *W, *x;
@@ -117,15 +119,19 @@ template <uint32_t TILE> struct producer {
     uint32_t ahead;   /* stages that can be filled at once */
     uint16_t sharers; /* the blocks that x is for */
 
+    __device__ __forceinline__ unsigned char *place(uint32_t stage) const
+    {
+        return ring + stage * (p.deep * (TILE * 128 + X_BYTES));
+    }
     __device__ __forceinline__ void load_w(uint32_t stage, uint32_t group, uint32_t k)
     {
-        mbarrier_expect(&full[stage], W_BYTES + p.rows8 * 128);
-        tma_load_3d(ring + stage * STAGE_BYTES, W, &full[stage], 0,
-                    (int)((group * p.share + r.member) * TILE), (int)(r.k_begin + k));
+        mbarrier_expect(&full[stage], p.deep * (TILE + p.rows8) * 128);
+        tma_load_4d(place(stage), W, &full[stage], 0, 0, (int)(r.k_begin + k),
+                    (int)((group * p.share + r.member) * (TILE / 8)));
     }
     __device__ __forceinline__ void load_x(uint32_t stage, uint32_t k)
     {
-        const uint32_t dst = smem_addr(ring + stage * STAGE_BYTES + W_BYTES);
+        const uint32_t dst = smem_addr(place(stage) + p.deep * (TILE * 128));
 
         if (turn_of(p, stage) != r.member) return;
         if (p.share == 1)
@@ -137,56 +143,69 @@ template <uint32_t TILE> struct producer {
     {
 #pragma unroll 1
         for (uint32_t i = 0; i < ahead; i++)
-            load_w(i, r.group, i);
+            load_w(i, r.group, i * p.deep);
     }
     __device__ __forceinline__ void rest()
     {
         uint32_t stage = ahead == p.stages ? 0 : ahead, phase = ahead == p.stages ? 0 : 1;
-        uint32_t k = ahead;
+        uint32_t k = ahead * p.deep;
 
 #pragma unroll 1
         for (uint32_t i = 0; i < ahead; i++)
-            load_x(i, i);
+            load_x(i, i * p.deep);
         for (uint32_t group = r.group; group < r.groups; group += r.group_step, k = 0)
-            for (; k < r.k_count; k++) {
+            for (; k < r.k_count; k += p.deep) {
                 mbarrier_wait(&empty[stage], phase);
                 load_w(stage, group, k);
                 load_x(stage, k);
                 if (++stage == p.stages) stage = 0, phase ^= 1;
             }
+        if (p.share == 1) return;
+#pragma unroll 1
+        for (uint32_t i = 0; i < p.stages; i++) { /* until nobody counts on its barriers any more */
+            mbarrier_wait(&empty[stage], phase);
+            if (++stage == p.stages) stage = 0, phase ^= 1;
+        }
     }
 };
+
+/* COUNT of the fours of one row group that a warp has, from the `begin`th on. */
+template <typename T, int WN, int END, int COUNT>
+__device__ __forceinline__ void finish_some(const params &p, const medium_fours &at,
+                                            const float (&c)[WN / 2], int begin,
+                                            const medium_rows &rows, float2 factors, float2 &ss)
+{
+    const medium_fours those = {at.m, at.n + begin * 8, at.end, at.first, at.second};
+    medium_beside beside[COUNT];
+    float4 v[COUNT];
+
+    fetch_beside<END, COUNT, 8>(p, those, rows, beside);
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) {
+        const int i = (begin + j) * 4;
+        v[j] = make_float4(c[i], c[i + 1], c[i + 2], c[i + 3]);
+    }
+    finish_fours<T, END, COUNT, 8>(p, those, v, factors, beside, rows, ss);
+}
 
 /* Of the fours of one row group that a warp has, with K whole: c as wgmma leaves them. `squares`: [2][ROWS] of both warpgroups. */
 template <typename T, int WN, int END>
 __device__ __forceinline__ void finish_own(const params &p, uint32_t tile, const float (&c)[WN / 2],
                                            const medium_rows &rows, float *squares)
 {
-    constexpr int FOURS = WN / 8, AT_ONCE = END == MEDIUM_RESIDUAL || END == MEDIUM_QKV ? 4 : 1;
+    constexpr int FOURS = WN / 8, AT_ONCE = 4, LAST = FOURS % AT_ONCE;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32, half = warp / 4;
-    const uint32_t m = warp % 4 * GROUP + lane / 4,
-                   first = tile * 2 * WN + half * WN + lane % 4 * 2;
+    const uint32_t m = warp % 4 * GROUP + lane / 4, columns = tile * 2 * WN + half * WN;
     float2 ss = make_float2(0.f, 0.f);
 
     if (warp % 4 * GROUP < p.M) {
+        const medium_fours at = fours_at(p, m, columns + lane % 4 * 2, columns + WN);
         const float2 factors = make_float2(rows.factors[m], rows.factors[m + 8]);
 #pragma unroll
-        for (int i = 0; i < FOURS; i += AT_ONCE) {
-            medium_beside beside[AT_ONCE];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
-                if (i + j < FOURS && first + (i + j) * 8 < p.N)
-                    beside[j] = fetch_beside<END>(p, m, first + (i + j) * 8, rows);
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-                const int f = i + j < FOURS ? i + j : 0;
-                if (i + j < FOURS && first + f * 8 < p.N)
-                    finish_four<T, END>(
-                        p, m, first + f * 8,
-                        make_float4(c[f * 4], c[f * 4 + 1], c[f * 4 + 2], c[f * 4 + 3]), factors,
-                        beside[j], rows, ss);
-            }
-        }
+        for (int i = 0; i + AT_ONCE <= FOURS; i += AT_ONCE)
+            finish_some<T, WN, END, AT_ONCE>(p, at, c, i, rows, factors, ss);
+        if constexpr (LAST > 0)
+            finish_some<T, WN, END, LAST>(p, at, c, FOURS - LAST, rows, factors, ss);
     }
     if (END != MEDIUM_RESIDUAL || !p.next_gain) return;
     ss.x = lanes_sum<4>(ss.x), ss.y = lanes_sum<4>(ss.y);
@@ -223,42 +242,36 @@ __device__ __forceinline__ void finish_sent(const params &p, const run &r, uint3
                                             const unsigned char *inbox, uint64_t *arrived,
                                             const medium_rows &rows, float *squares)
 {
-    constexpr uint32_t FOURS = WN / 4, EACH = (FOURS + WARPS - 1) / WARPS;
+    constexpr int FOURS = WN / 4, EACH = (FOURS + WARPS - 1) / WARPS;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const owned groups = owned_by(p, r.split);
 
     for (uint32_t group = groups.first; group < groups.end; group++) {
-        const uint32_t m = group * GROUP + lane / 4, first = tile * 2 * WN + lane % 4 * 2;
+        const uint32_t m = group * GROUP + lane / 4;
+        const medium_fours at =
+            fours_at(p, m, tile * 2 * WN + warp * 8 + lane % 4 * 2, (tile + 1) * 2 * WN);
         const float4 *from =
             (const float4 *)(inbox + (group - groups.first) * p.splits * group_bytes(2 * WN)) +
-            lane;
+            warp * 32 + lane;
         medium_beside beside[EACH];
         float4 v[EACH];
         float2 ss = make_float2(0.f, 0.f);
+
+        fetch_beside<END, EACH, WARPS * 8>(p, at, rows, beside);
 #pragma unroll
-        for (uint32_t j = 0; j < EACH; j++) {
-            const uint32_t f = warp + j * WARPS;
+        for (int j = 0; j < EACH; j++)
             v[j] = make_float4(0.f, 0.f, 0.f, 0.f);
-            if (f < FOURS && first + f * 8 < p.N)
-                beside[j] = fetch_beside<END>(p, m, first + f * 8, rows);
-        }
         if (group == groups.first) mbarrier_wait(arrived, 0);
 #pragma unroll 1
         for (uint32_t s = 0; s < p.splits; s++, from += FOURS * 32)
 #pragma unroll
-            for (uint32_t j = 0; j < EACH; j++) {
-                const uint32_t f = warp + j * WARPS;
-                if (f >= FOURS) continue;
-                const float4 w = from[f * 32];
+            for (int j = 0; j < EACH; j++) {
+                if (warp + j * WARPS >= FOURS) continue;
+                const float4 w = from[j * WARPS * 32];
                 v[j] = make_float4(v[j].x + w.x, v[j].y + w.y, v[j].z + w.z, v[j].w + w.w);
             }
         const float2 factors = make_float2(rows.factors[m], rows.factors[m + 8]);
-#pragma unroll
-        for (uint32_t j = 0; j < EACH; j++) {
-            const uint32_t f = warp + j * WARPS;
-            if (f < FOURS && first + f * 8 < p.N)
-                finish_four<T, END>(p, m, first + f * 8, v[j], factors, beside[j], rows, ss);
-        }
+        finish_fours<T, END, EACH, WARPS * 8>(p, at, v, factors, beside, rows, ss);
         if (END != MEDIUM_RESIDUAL || !p.next_gain) continue;
         ss.x = lanes_sum<4>(ss.x), ss.y = lanes_sum<4>(ss.y);
         if (lane % 4 == 0)
@@ -272,33 +285,37 @@ __device__ __forceinline__ void finish_sent(const params &p, const run &r, uint3
                 sum += squares[w * GROUP + threadIdx.x];
             p.sums[row * p.tiles + tile] = sum;
         }
-        named_sync(1, COMPUTE);
+        if (group + 1 < groups.end) named_sync(1, COMPUTE);
     }
 }
 
-/* The sums of a tile: this block's part of K. */
+/* The sums of a tile: this block's part of K. A stage of W: eights of rows, of each `deep` blocks of 64 columns. */
 template <typename T, int WN>
 __device__ __forceinline__ void multiply(const params &p, const run &r, uint64_t *full,
                                          uint64_t *empty, uint32_t ring, uint32_t &stage,
                                          uint32_t &phase, float (&c)[WN / 2])
 {
-    constexpr uint32_t W_BYTES = WN * 256, STAGE_BYTES = W_BYTES + X_BYTES;
-    const uint32_t half = threadIdx.x / 128;
+    const uint32_t half = threadIdx.x / 128, eight = p.deep * 1024;
+    const uint32_t stage_bytes = p.deep * (WN * 256 + X_BYTES);
 
 #pragma unroll 1
-    for (uint32_t k = 0; k < r.k_count; k++) {
-        const uint32_t W = ring + stage * STAGE_BYTES + half * (WN * 128),
-                       x = ring + stage * STAGE_BYTES + W_BYTES;
+    for (uint32_t k = 0; k < r.k_count;) {
+        const uint32_t end = min(k + p.deep, r.k_count);
+        uint32_t W = ring + stage * stage_bytes, x = W + WN / 4 * eight;
+        W += half * (WN / 8 * eight);
         mbarrier_wait(&full[stage], phase);
-        wgmma_hold(c);
-        wgmma_fence();
+#pragma unroll 1
+        for (; k < end; k++, W += 1024, x += p.rows8 * 128) {
+            wgmma_hold(c);
+            wgmma_fence();
 #pragma unroll
-        for (int ks = 0; ks < 4; ks++)
-            wgmma_ss<T, WN>(c, smem_swizzled(x + ks * 32), smem_swizzled(W + ks * 32),
-                            ks > 0 || k > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_hold(c);
+            for (int ks = 0; ks < 4; ks++)
+                wgmma_ss<T, WN>(c, smem_swizzled(x + ks * 32), smem_swizzled(W + ks * 32, eight),
+                                ks > 0 || k > 0);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_hold(c);
+        }
         if ((threadIdx.x & 31) == 0) {
             mbarrier_arrive(&empty[stage]);
             if (turn_of(p, stage) != r.member)
@@ -313,7 +330,7 @@ __device__ __forceinline__ void compute(const params &p, const run &r, uint64_t 
                                         uint64_t *empty, uint64_t *arrived, unsigned char *ring,
                                         const medium_rows &rows, float *squares)
 {
-    const unsigned char *const inbox = ring + p.stages * (WN * 256 + X_BYTES);
+    const unsigned char *const inbox = ring + p.stages * p.deep * (WN * 256 + X_BYTES);
     uint32_t stage = 0, phase = 0;
 
     for (uint32_t group = r.group; group < r.groups; group += r.group_step) {
@@ -343,15 +360,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     static_assert(WARPS * GROUP <= 2 * ROWS, "squares of warps");
     unsigned char *const ring = raw + ((1024 - (smem_addr(raw) & 1023)) & 1023);
     const run r = run_of(p);
-    producer<2 *WN> loads = {p,
-                             r,
-                             &W,
-                             &x,
-                             full,
-                             empty,
-                             ring,
-                             r.k_count < p.stages ? r.k_count : p.stages,
-                             (uint16_t)(p.sharers << r.split)};
+    const uint32_t wanted = p.deep == 1 ? r.k_count : (r.k_count + DEEP - 1) / DEEP;
+    producer<2 *WN> loads = {
+        p, r, &W, &x, full, empty, ring, min(wanted, p.stages), (uint16_t)(p.sharers << r.split)};
 
     pdl_trigger();
     if (threadIdx.x ==
@@ -384,28 +395,27 @@ __global__ void __launch_bounds__(THREADS, 1)
         fetch_rows<END>(p, groups.first * GROUP, min(groups.end * GROUP, p.M), rows);
         named_arrive(2, COMPUTE + 32);
     }
-    if (p.share > 1) { /* no block goes while another may count on its barriers */
-        __syncwarp();
-        cluster_meet();
-    }
 }
 
 /* --- launch --- */
 
 /* Dynamic shared memory and what goes into it. */
 struct memory {
-    uint32_t stages, bytes;
+    uint32_t deep, stages, bytes;
 };
 
 memory memory_of(const struct medium_shape &s, uint32_t kblocks, bool waves)
 {
-    const uint32_t stage = s.tile * 128 + X_BYTES, longest = (kblocks + s.splits - 1) / s.splits;
+    const uint32_t longest = (kblocks + s.splits - 1) / s.splits, shortest = kblocks / s.splits;
     const uint32_t inbox =
         s.splits > 1 ? first_group_of(1, s.splits) * s.splits * group_bytes(s.tile) : 0;
-    memory m = {(SHARED_MAX - inbox) / stage, 0};
+    const uint32_t single = s.tile * 128 + X_BYTES;
+    memory m = {shortest >= DEEP && (SHARED_MAX - inbox) / (DEEP * single) >= 2 ? DEEP : 1, 0, 0};
+    const uint32_t stage = m.deep * single;
 
+    m.stages = (SHARED_MAX - inbox) / stage;
     if (m.stages > STAGES_MAX) m.stages = STAGES_MAX;
-    if (!waves && m.stages > longest) m.stages = longest;
+    if (!waves) m.stages = min(m.stages, longest / m.deep + 1);
     m.bytes = m.stages * stage + inbox + 1024; /* to align */
     return m;
 }
@@ -429,7 +439,7 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_arg
     const uint32_t clusters = clusters_of(ctx, w);
     const memory m = memory_of(s, w->K / 64, clusters < groups);
     const uint64_t dims[3] = {64, a->M, w->K / 64}, strides[2] = {a->x_stride * 2, 128};
-    const uint32_t box[3] = {64, rows8, 1};
+    const uint32_t box[3] = {64, rows8, m.deep};
     params p = {a->M,
                 w->N,
                 rows8,
@@ -438,6 +448,7 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_arg
                 s.splits,
                 s.share,
                 m.stages,
+                m.deep,
                 0,
                 {},
                 {},
@@ -455,13 +466,19 @@ cudaError_t launch_one(const struct kernel_context *ctx, const struct medium_arg
                 a->h,
                 a->h_stride,
                 a->sums,
-                a->qkv};
+                a->qkv,
+                0};
     const auto kernel = medium_kernel<T, WN, END>;
     CUtensorMap W, x;
 
     for (uint32_t i = 0; i <= s.splits; i++) {
-        p.k_begin[i] = (uint16_t)(w->K / 64 * i / s.splits);
+        p.k_begin[i] = (uint16_t)(w->K / 64 * i / s.splits / m.deep * m.deep);
         p.first_group[i] = (uint8_t)first_group_of(i, s.splits);
+    }
+    p.k_begin[s.splits] = (uint16_t)(w->K / 64);
+    if (END == MEDIUM_QKV) {
+        if ((uint64_t)w->N * a->qkv.head_dim >> 32) return cudaErrorInvalidValue;
+        p.per_head = (uint32_t)(((1ull << 32) + a->qkv.head_dim - 1) / a->qkv.head_dim);
     }
     for (uint32_t i = 0; i < s.share; i++)
         p.sharers |= 1u << i * s.splits;
@@ -575,9 +592,10 @@ cudaError_t medium_weight_init(struct medium_weight *out, const struct kernel_co
     if (size < 1 || size > CLUSTER_MAX || (out->shape.share & (out->shape.share - 1)) ||
         out->shape.splits > K / 64 || !ctx->clusters[size])
         return cudaErrorInvalidValue;
-    const uint64_t dims[3] = {64, N, K / 64}, strides[2] = {K * 2ull, 128};
-    const uint32_t box[3] = {64, out->shape.tile, 1};
-    cudaError_t e = tensor_map_3d(&map, ctx->type, W, dims, strides, box, false);
+    const uint32_t deep = memory_of(out->shape, K / 64, false).deep;
+    const uint64_t dims[4] = {64, 8, K / 64, N / 8}, strides[3] = {K * 2ull, 128, K * 16ull};
+    const uint32_t box[4] = {64, 8, deep, out->shape.tile / 8};
+    cudaError_t e = tensor_map(&map, ctx->type, W, 4, dims, strides, box, false);
     if (e) return e;
     memcpy(out->map, &map, sizeof map);
     return cudaSuccess;

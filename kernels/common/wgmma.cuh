@@ -13,9 +13,10 @@
 
 #include "common/types.cuh"
 
-__device__ __forceinline__ uint64_t smem_swizzled(uint32_t addr)
+/* eights: bytes from 8 rows to the next 8, a multiple of 1,024 */
+__device__ __forceinline__ uint64_t smem_swizzled(uint32_t addr, uint32_t eights = 1024)
 {
-    return (uint64_t)((addr & 0x3ffff) >> 4) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 |
+    return (uint64_t)((addr & 0x3ffff) >> 4) | 1ull << 16 | (uint64_t)(eights >> 4) << 32 |
            1ull << 62;
 }
 __device__ __forceinline__ uint64_t smem_cores(uint32_t addr, uint32_t along_n, uint32_t along_k)
