@@ -7,6 +7,7 @@
 #include "bandwidth.h"
 #include "base/shown.h"
 #include "bench/cuda_bench_parts.h"
+#include "device/cuda/cuda_driver.h"
 #include "device/cuda/cuda_gemm.h"
 
 enum { REPLAYS = 9 };
@@ -211,13 +212,13 @@ static bool parse_option(struct cuda_bench_options *o, const char *name, const c
     return false;
 }
 
-static int no_gpu(const char *what, cudaError_t e)
+static int no_gpu(const char *what, const char *why)
 {
     fprintf(stderr,
             "inferd: bench %s measures a GPU, and none answers here (%s): a CUDA device of compute "
             "capability 8.0 and up with its driver is right. The CPU is measured by `inferd bench "
             "device MODEL`, a server by `inferd bench serve --url URL`\n",
-            what, cudaGetErrorString(e));
+            what, why);
     return 1;
 }
 
@@ -245,10 +246,12 @@ int bench_cuda_main(int argc, char **argv)
     if (argc % 2 == 0 || (steps && !o.model) ||
         (!steps && strcmp(what, "limits") && strcmp(what, "kernels")))
         return fputs(usage, stderr), 2;
+    int count;
+    if (cuda_driver_count(&count, &err)) return no_gpu(what, err.message);
     cudaError_t e = kernel_context_init(&ctx);
     ctx.type = o.f16 ? KERNEL_F16 : KERNEL_BF16;
     if (!e) e = cudaStreamCreateWithFlags(&ctx.stream, cudaStreamNonBlocking);
-    if (e) return no_gpu(what, e);
+    if (e) return no_gpu(what, cudaGetErrorString(e));
     enum status st = bench_limits(&ctx, !steps, &limits, &err);
     if (!st && !strcmp(what, "kernels")) st = bench_kernels(&ctx, &limits, &o, &err);
     o.breakdown = !strcmp(what, "breakdown");
