@@ -138,6 +138,18 @@ def test_only_made_up_weights_bring_a_tokenizer():
     assert f"{FOLDER} has no tokenizer.json" in said and "--load-format dummy" in said
 
 
+def test_a_real_load_without_a_tokenizer_is_refused(tmp_path):
+    """With its weights there, on the CPU; with the tokenizer beside them the same folder answers."""
+    whole = ROOT / "tests/golden/models/llama_plain-f16"
+    cut = tmp_path / "cut"
+    shutil.copytree(whole, cut, ignore=shutil.ignore_patterns("tokenizer.json"))
+    for command in (["serve", cut, "--port", 0], ["run", cut, "hi"]):
+        said = refused(*command, "--device", "cpu")
+        assert f"{cut} has no tokenizer.json: the model's own belongs beside its config.json" in said, said
+    done = subprocess.run([str(binary()), "tokenize", str(whole), "hi"], capture_output=True, timeout=60)
+    assert done.returncode == 0, done
+
+
 def test_a_tokenizer_that_is_there_is_used(tmp_path):
     """Also one that is broken: it is not passed over."""
     shutil.copy(FOLDER / "config.json", tmp_path)
