@@ -6,6 +6,7 @@
 #include "bandwidth.h"
 #include "base/shown.h"
 #include "bench/cuda_bench_parts.h"
+#include "device/cuda/cuda_driver.h"
 #include "device/cuda/cuda_gemm.h"
 
 enum { REPLAYS = 9 };
@@ -182,13 +183,13 @@ enum status bench_limits(struct kernel_context *ctx, bool products, struct cuda_
 
 /* --- all of them --- */
 
-static int no_gpu(const char *what, cudaError_t e)
+static int no_gpu(const char *what, const char *why)
 {
     fprintf(stderr,
             "inferd: bench %s measures a GPU, and none answers here (%s): a CUDA device of compute "
             "capability 8.0 and up with its driver is right. The CPU is measured by `inferd bench "
             "device MODEL`, a server by `inferd bench serve --url URL`\n",
-            what, cudaGetErrorString(e));
+            what, why);
     return 1;
 }
 
@@ -223,10 +224,12 @@ int bench_cuda_main(int argc, char **argv)
     if (done >= 0) return done;
     setvbuf(stdout, NULL, _IOLBF,
             0); /* a record stays whole in a file that stderr goes to as well */
+    int count;
+    if (cuda_driver_count(&count, &err)) return no_gpu(o.name, err.message);
     cudaError_t e = kernel_context_init(&ctx);
     ctx.type = o.f16 ? KERNEL_F16 : KERNEL_BF16;
     if (!e) e = cudaStreamCreateWithFlags(&ctx.stream, cudaStreamNonBlocking);
-    if (e) return no_gpu(o.name, e);
+    if (e) return no_gpu(o.name, cudaGetErrorString(e));
     enum status st = measure(&ctx, &o, &err);
     cudaStreamDestroy(ctx.stream);
     if (st) shown_error(o.name, &err);

@@ -3,9 +3,11 @@
 #include "cli/io_cpus.h"
 #include "cli/pins.h"
 
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/file_map.h"
 #include "base/log.h"
 #include "base/place.h"
@@ -167,15 +169,75 @@ enum status load_chat_template(const struct config *config, struct slice *out, s
     return STATUS_OK;
 }
 
+static bool is_dummy(const struct config *config)
+{
+    return strcmp(config->load_format, "dummy") == 0;
+}
+
+enum status load_tokenizer(const struct config *config, struct weights *weights,
+                           struct tokenizer **out, bool *built_in, struct error *err)
+{
+    enum status st = tokenizer_open(weights, out, err);
+
+    *built_in = st == STATUS_NOT_FOUND && is_dummy(config) && weights_kind(weights) != WEIGHTS_GGUF;
+    return *built_in ? tokenizer_open_bytes(out, err) : st;
+}
+
+/* " config.json: bos_token_id 1, eos_token_id [2,3]": ids that mean tokens of the tokenizer that is not there. */
+static void append_ids(struct weights *weights, const char *file, struct buf *out)
+{
+    static const char *const names[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    const json_t *page;
+    const char *between = file;
+
+    if (weights_json(weights, file, &page, NULL)) return;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_t *value = json_object_get(page, names[i]);
+        char *text = json_is_integer(value) || json_is_array(value)
+                         ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT)
+                         : NULL;
+        if (text)
+            buf_printf(out, "%s%s %s %s", between == file && out->len ? "; " : "", between,
+                       names[i], text);
+        if (text) between = ",";
+        free(text);
+    }
+}
+
+static void log_built_in(struct loaded *l, bool plain)
+{
+    char folder[256], aside[512];
+    struct buf ids;
+
+    buf_init(&ids, 0);
+    append_ids(l->weights, "config.json", &ids);
+    append_ids(l->weights, "generation_config.json", &ids);
+    log_info("built-in tokenizer",
+             "why=\"no tokenizer.json\" folder=%s tokens=%u eos_token_id=%d chat_template=\"%s\" "
+             "ids_left_aside=%s",
+             log_quote(slice_str(l->path), folder, sizeof folder),
+             tokenizer_vocab_size(l->tokenizer), tokenizer_eos(l->tokenizer),
+             plain ? "plain" : "given",
+             log_quote(ids.len ? buf_slice(&ids) : SLICE("none"), aside, sizeof aside));
+    buf_fini(&ids);
+}
+
 static enum status open_text(const struct config *config, struct loaded *l, struct error *err)
 {
-    struct slice override;
-    enum status st = tokenizer_open(l->weights, &l->tokenizer, err);
+    struct slice override = {0};
+    bool built_in, plain;
+    enum status st = load_tokenizer(config, l->weights, &l->tokenizer, &built_in, err);
 
     if (!st) st = load_chat_template(config, &override, err);
-    if (st) return st;
-    st = chat_open(l->weights, l->tokenizer, override, &l->chat, err);
+    if (!st) st = chat_open(l->weights, l->tokenizer, override, &l->chat, err);
     free((char *)(uintptr_t) override.ptr);
+    plain = !st && built_in && !chat_template_source(l->chat).ptr;
+    if (plain) {
+        chat_close(l->chat);
+        l->chat = NULL;
+        st = chat_open(l->weights, l->tokenizer, slice_str(chat_plain_template), &l->chat, err);
+    }
+    if (!st && built_in) log_built_in(l, plain);
     return st;
 }
 
@@ -186,7 +248,7 @@ struct model_options load_model_options(const struct config *config,
         .block_tokens = (uint32_t)config->block_size,
         .kv_format = device->kind == DEVICE_CUDA ? KV_BF16 : KV_F32,
         /* The null device runs no weights, so that a folder with config and tokenizer is enough for it. */
-        .dummy = strcmp(config->load_format, "dummy") == 0 || device->kind == DEVICE_NULL,
+        .dummy = is_dummy(config) || device->kind == DEVICE_NULL,
         .dummy_seed = config->seed,
     };
 }

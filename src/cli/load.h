@@ -54,6 +54,10 @@ enum status load_check_names(const struct config *config, struct error *err);
 /* The file of --chat-template, once it has been seen to compile; ptr NULL: none is given. The caller frees out->ptr. Errors: those of
  * file_read, STATUS_INVALID. */
 enum status load_chat_template(const struct config *config, struct slice *out, struct error *err);
+/* The model's tokenizer; *built_in: with --load-format dummy a folder that has none gets the one of bytes. Errors: those of
+ * tokenizer_open. */
+enum status load_tokenizer(const struct config *config, struct weights *weights,
+                           struct tokenizer **out, bool *built_in, struct error *err);
 /* Opens the device that --device names; options->kind tells which. auto: the GPU where this build and machine have one, else the
  * CPU; with --gpu-memory only a GPU will do. */
 enum status load_open_device(const struct config *config, struct device_options *options,

@@ -6,6 +6,7 @@
 #include "base/shown.h"
 #include "cli/check.h"
 #include "cli/cli.h"
+#include "cli/load.h"
 #include "config/config.h"
 #include "formats/weights.h"
 #include "text/template_line.h"
@@ -71,7 +72,7 @@ int cli_tokenize(int argc, char **argv)
     struct weights *weights = NULL;
     struct tokenizer *tok = NULL;
     char *path = NULL;
-    bool lines = false;
+    bool lines = false, built_in;
     int kept = 1;
     enum status st = STATUS_OK;
 
@@ -92,7 +93,7 @@ int cli_tokenize(int argc, char **argv)
     if (config.model) {
         st = config_resolve_model(config.model, &path, &err);
         if (!st) st = weights_open(path, WEIGHTS_CONFIG_ONLY, &weights, &err);
-        if (!st) st = tokenizer_open(weights, &tok, &err);
+        if (!st) st = load_tokenizer(&config, weights, &tok, &built_in, &err);
     }
     if (!st && lines && (st = answer_lines(tok))) error_set(&err, st, "no memory for an answer");
     if (!st && !lines) st = print_text(tok, &config, &err);

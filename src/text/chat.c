@@ -22,6 +22,13 @@ struct chat {
     struct error fault; /* why renders fail; status OK: they do not */
 };
 
+/* The line feed is an expression: one behind a statement would be trimmed. */
+const char chat_plain_template[] =
+    "{% for message in messages %}{{ message.role }}: "
+    "{% if message.content is string %}{{ message.content }}"
+    "{% elif message.content %}{% for part in message.content %}{{ part.text }}{% endfor %}"
+    "{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+
 /* --- opening --- */
 static enum status find_template(struct weights *weights, struct slice *out, struct error *err)
 {

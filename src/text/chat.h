@@ -23,6 +23,9 @@ struct weights;
 enum status chat_open(struct weights *weights, const struct tokenizer *tok, struct slice override,
                       struct chat **out, struct error *err);
 void chat_close(struct chat *chat); /* takes NULL */
+/* The plain template, for made-up weights that have none, as an override: every message as its role, ": ", its
+ * content and a line feed; then "assistant: ". Neither tools nor calls are in it. */
+extern const char chat_plain_template[];
 /* Whether chat_open would take the source as its override: the same sentence where not. Errors: STATUS_INVALID. */
 enum status chat_check_template(struct slice source, struct error *err);
 /* The template's source, ptr NULL when the model has none. */

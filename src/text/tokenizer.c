@@ -50,7 +50,15 @@ bool token_list_keep_last(struct token_list *list, uint64_t count)
 
 /* --- life --- */
 
-enum status tokenizer_open(struct weights *weights, struct tokenizer **out, struct error *err)
+/* weights NULL: the built-in tokenizer. */
+static enum status load(struct tokenizer *tok, struct weights *weights, struct error *err)
+{
+    if (!weights) return tokenizer_load_bytes(tok, err);
+    if (weights_kind(weights) == WEIGHTS_GGUF) return tokenizer_load_gguf(tok, weights, err);
+    return tokenizer_load_json(tok, weights, err);
+}
+
+static enum status open_from(struct weights *weights, struct tokenizer **out, struct error *err)
 {
     struct tokenizer *tok = calloc(1, sizeof *tok);
     enum status st;
@@ -59,10 +67,7 @@ enum status tokenizer_open(struct weights *weights, struct tokenizer **out, stru
     unicode_class_init();
     arena_init(&tok->arena, 0);
     tok->bos = tok->eos = tok->pad = tok->unk = tok->bpe.unk = BPE_NONE;
-    if (weights_kind(weights) == WEIGHTS_GGUF)
-        st = tokenizer_load_gguf(tok, weights, err);
-    else
-        st = tokenizer_load_json(tok, weights, err);
+    st = load(tok, weights, err);
     if (!st) st = tokenizer_finish(tok, err);
     if (st) {
         tokenizer_close(tok);
@@ -70,6 +75,17 @@ enum status tokenizer_open(struct weights *weights, struct tokenizer **out, stru
     }
     *out = tok;
     return STATUS_OK;
+}
+
+enum status tokenizer_open(struct weights *weights, struct tokenizer **out, struct error *err)
+{
+    assert(weights);
+    return open_from(weights, out, err);
+}
+
+enum status tokenizer_open_bytes(struct tokenizer **out, struct error *err)
+{
+    return open_from(NULL, out, err);
 }
 
 void tokenizer_close(struct tokenizer *tok)

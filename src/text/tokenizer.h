@@ -44,6 +44,13 @@ struct text_range {
 enum status tokenizer_open(struct weights *weights, struct tokenizer **out, struct error *err);
 void tokenizer_close(struct tokenizer *tok); /* takes NULL */
 
+/* The built-in tokenizer, for made-up weights in a folder that has none: token b is the byte b, 0 to 255; token
+ * TOKENIZER_BYTES_END, special, ends a text and is written as below. Nothing is put around a text, so ids and text are
+ * each other's exact image, but for ill-formed UTF-8 (tokenizer_encode). Errors: STATUS_NOMEM. */
+enum { TOKENIZER_BYTES_END = 256 };
+#define TOKENIZER_BYTES_END_TEXT "<|endoftext|>"
+enum status tokenizer_open_bytes(struct tokenizer **out, struct error *err);
+
 enum tokenize_flags {
     TOKENIZE_ADD_SPECIAL = 1,   /* BOS/EOS as the model's post-processor or add_bos_token says */
     TOKENIZE_PARSE_SPECIAL = 2, /* text of added tokens marked special becomes those tokens */

@@ -16,6 +16,17 @@ static int byte_of_char(uint32_t c)
     return (int)(c < 33 ? c : c < 33 + 34 ? c + 127 - 33 : 173);
 }
 
+size_t tokenizer_stand_in(uint8_t byte, char out[2])
+{
+    uint32_t c = byte;
+
+    while (byte_of_char(c) != byte) /* itself, or one of U+0100 to U+0143 */
+        c = c < 256 ? 256 : c + 1;
+    out[0] = (char)(c < 0x80 ? c : 0xc0 | c >> 6);
+    out[1] = (char)(0x80 | (c & 0x3f));
+    return c < 0x80 ? 1 : 2;
+}
+
 /* Writes the bytes that a byte-level token stands for; false when some character stands for none.
  * */
 static bool byte_level_decode(struct slice text, struct buf *out)

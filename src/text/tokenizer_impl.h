@@ -76,6 +76,8 @@ enum status tokenizer_set_vocab(struct tokenizer *tok, const struct vocab_entry 
  * in scratch, or is the text. */
 bool tokenizer_key(const struct tokenizer *tok, struct slice text, struct buf *scratch,
                    struct slice *out);
+/* The character by which a byte-level file writes a byte, as UTF-8; returns its bytes, 1 or 2. */
+size_t tokenizer_stand_in(uint8_t byte, char out[2]);
 /* The id of a vocabulary token by its text in the file, or -1. */
 int32_t tokenizer_find_vocab(const struct tokenizer *tok, struct slice text);
 
@@ -88,3 +90,4 @@ enum status tokenizer_finish(struct tokenizer *tok, struct error *err);
 struct weights;
 enum status tokenizer_load_json(struct tokenizer *tok, struct weights *weights, struct error *err);
 enum status tokenizer_load_gguf(struct tokenizer *tok, struct weights *weights, struct error *err);
+enum status tokenizer_load_bytes(struct tokenizer *tok, struct error *err);

@@ -792,6 +792,11 @@ enum status tokenizer_load_json(struct tokenizer *tok, struct weights *weights, 
     bool byte_level = false;
     enum status st = weights_json(weights, "tokenizer.json", &root, err);
 
+    if (st == STATUS_NOT_FOUND)
+        return error_set(err, st,
+                         "%s has no tokenizer.json: the model's own belongs beside its config.json "
+                         "(made-up weights, --load-format dummy, bring a tokenizer of bytes)",
+                         weights_path(weights));
     if (!st) st = check_model(json_object_get(root, "model"), err);
     if (!st) st = load_normalizer(tok, json_object_get(root, "normalizer"), 0, err);
     if (!st) st = load_pretok(tok, json_object_get(root, "pre_tokenizer"), &byte_level, err);

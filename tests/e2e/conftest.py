@@ -138,7 +138,7 @@ class Daemon:
         step_us = options.pop("step_us", 0)
         drain_ms = options.pop("drain_ms", None)
         device = f"null:{step_us}" if self.device == "null" else self.device
-        command = [str(self.program), "serve", str(model_path()), "--device", device, "--port", "0",
+        command = [str(self.program), "serve", str(options.pop("model", None) or model_path()), "--device", device, "--port", "0",
                    "--served-model-name", "smollm2", "--served-model-name", "alias/smollm2"]
         for key in self.keys:
             command += ["--api-key", key]

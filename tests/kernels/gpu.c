@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "device/cuda/cuda_driver.h"
 #include "formats/quant_blocks.h"
 
 enum { BUFFERS_MAX = 2048, GUARD_BYTES = 256 };
@@ -11,16 +12,17 @@ static struct {
     size_t bytes;
 } buffers[BUFFERS_MAX];
 static uint32_t buffer_count;
-static char reason[256];
+static char reason[512];
 
 bool gpu_begin(struct kernel_context *ctx, enum kernel_type type)
 {
+    struct error err;
     int count = 0;
-    cudaError_t e = cudaGetDeviceCount(&count);
+    enum status st = cuda_driver_count(&count, &err);
+    cudaError_t e = st ? cudaSuccess : kernel_context_init(ctx);
 
-    if (!e && count) e = kernel_context_init(ctx);
-    if (e || !count) {
-        snprintf(reason, sizeof reason, "%s", e ? cudaGetErrorString(e) : "none found");
+    if (st || e) {
+        snprintf(reason, sizeof reason, "%s", st ? err.message : cudaGetErrorString(e));
         return false;
     }
     ctx->type = type;

@@ -4,7 +4,8 @@
 #   gpu_session.sh stage FOLDER [MODEL.gguf]  here: builds, and makes FOLDER/1, FOLDER/2, ...: one for each call, with the programs,
 #                                             libraries, models' shapes and golden files of its parts, and its piece of the model file
 #   FOLDER/N/gpu_session.sh run [PART...]     there: runs the call's parts, or those named; how each step went and a table last, all
-#                                             output under $OUT (results.jsonl, table.md, steps.txt, logs.txt.xz)
+#                                             output under $OUT (results.jsonl, table.md, steps.txt, logs.txt.xz; without it a folder
+#                                             that it names). Exit status: 1 where a step FAILED or was LATE, 2 wrong usage
 #   gpu_table.py results.jsonl...             here: the table of all calls together
 #
 # Parts: check    every kernel test, then the device's by itself (it times products), then the decode chain against launches, three times
@@ -17,7 +18,7 @@
 #        forced   SmolLM2 with its real weights, over HTTP and as a device, against the reference's texts; its file is joined from the
 #                 pieces of all calls, which wait in a folder of that machine
 # Each step has its own time limit and none ends the rest; what would run past the call's is left out and says so. Without a GPU, run
-# says so for each step in a second.
+# says so for each step in a second, and that is no failure. What was unpacked is gone when run ends.
 # Settings of stage: GPU_SESSION_CALLS ("check careful/table/serve forced"), GPU_SESSION_BASE (a cuda-bench built before the changes, for ab),
 # GPU_SESSION_GOLDEN (a folder of more golden files), GPU_SESSION_NO_BUILD. Of run: GPU_SESSION_SECONDS (560), GPU_SESSION_DRY
 # (steps are tried without a GPU), GPU_SESSION_DEVICE (cpu: what serves does so on it), GPU_SESSION_KEEP (where pieces wait).
@@ -28,6 +29,15 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 kernel_tests="medium_gemm attention decode_chain sample skinny_gemm row_ops"
 tests_80="attention row_ops sample cuda_device" # of what has code for compute_80
+
+part_names="check careful table ab ncu serve forced"
+is_part() { case " $part_names " in *" $1 "*) ;; *) echo "no part '$1': $part_names" >&2; return 1 ;; esac; }
+
+# Folders and links that are taken away however this ends.
+temporary=() links=()
+tidy() { rm -rf "${temporary[@]}"; rm -f "${links[@]}"; }
+trap tidy EXIT
+trap 'exit 130' INT TERM
 
 # What a part runs: programs of build/release, or of build/compute80 behind 80:.
 programs_of() {
@@ -40,7 +50,6 @@ programs_of() {
     table | ab | ncu) echo bin/cuda-bench ;;
     serve) echo bin/inferd ;;
     forced) printf '%s\n' bin/inferd tests/test_cuda_smollm2 ;;
-    *) echo "no part $1" >&2; return 1 ;;
     esac
 }
 
@@ -71,9 +80,10 @@ pack_golden() { # what test_cuda_device.c reads: no mixture of experts
 }
 
 pack_call() { # FOLDER PART...
-    local to=$1 part program pack
+    local to=$1 part program folder pack
     shift
-    mkdir -p "$to" && pack=$(mktemp -d)/pack && mkdir -p "$pack/bin" "$pack/bin80" "$pack/lib" "$pack/golden" "$pack/py"
+    folder=$(mktemp -d) && temporary+=("$folder") && pack=$folder/pack
+    mkdir -p "$to" "$pack/bin" "$pack/bin80" "$pack/lib" "$pack/golden" "$pack/py"
     for program in $(for part in "$@"; do programs_of "$part"; done | sort -u); do
         case $program in
         80:*) strip -o "$pack/bin80/$(basename "$program")" "build/compute80/${program#80:}" ;;
@@ -85,12 +95,10 @@ pack_call() { # FOLDER PART...
     case " $* " in *" forced "*) cp -r tests/golden/smollm2 "$pack/golden/" ;; esac
     for lib in $(libraries_of "$pack"/bin*/*); do cp -L "$lib" "$pack/lib/"; done
     cp -r configs/models "$pack/models"
-    cp tests/golden/models/llama_plain-f16/tokenizer.json "$pack/models/Llama-3-8B/" # a small one: its end is another
-    cp tests/golden/models/llama_plain-f16/tokenizer.json "$pack/models/SmolLM2-135M/"
-    sed -i 's/"eos_token_id": [0-9]*/"eos_token_id": 2/' "$pack"/models/{Llama-3-8B,SmolLM2-135M}/config.json
     cp tests/tools/gpu_serve.py tests/tools/gpu_table.py tests/e2e/teacher_forced.py "$pack/py/"
     pwd > "$pack/source_dir" # tests look for golden files where they were built
-    tar -C "$pack/.." -cf - pack | xz --lzma2=preset=3,dict=128MiB -T1 > "$to/pack.tar.xz" && rm -rf "$pack"
+    tar -C "$folder" -cf - pack | xz --lzma2=preset=3,dict=128MiB -T1 > "$to/pack.tar.xz"
+    rm -rf "$folder"
     echo "$*" > "$to/parts"
     cp "$here/gpu_session.sh" "$to/"
 }
@@ -123,6 +131,7 @@ stage() {
     cd "$here/../.."
     mkdir -p "$to" && to=$(cd "$to" && pwd)
     IFS=/ read -ra calls <<< "${GPU_SESSION_CALLS:-check careful/table/serve forced}"
+    for i in ${calls[*]}; do is_part "$i" || exit 2; done
     [ -n "${GPU_SESSION_NO_BUILD:-}" ] || build $(for part in ${calls[*]}; do programs_of "$part"; done | sort -u)
     rm -rf "${to:?}"/[1-9] && echo '*' > "$to/.gitignore"
     for i in "${!calls[@]}"; do
@@ -133,23 +142,32 @@ stage() {
 
 # --- run ---
 
+# The last file of that name: where CUDA is installed as a rule, else anywhere, which takes seconds.
+seek() {
+    local place found=
+    for place in "/usr/local /opt" /; do
+        [ -n "$found" ] || found=$(find $place -name "$1" -not -type d -not -path '/proc/*' -not -path '*/stubs/*' 2>/dev/null | sort | tail -1)
+    done
+    echo "$found"
+}
+
 unpack() {
-    work=$(mktemp -d) && tar -C "$work" -xJf "$here/pack.tar.xz" && cd "$work/pack" || exit 1
+    work=$(mktemp -d) && temporary+=("$work") && tar -C "$work" -xJf "$here/pack.tar.xz" && cd "$work/pack" || exit 1
     keep=${GPU_SESSION_KEEP:-${XDG_CACHE_HOME:-$HOME/.cache}/inferd-gpu-session}
     mkdir -p "$keep" && cp "$here"/model.* "$keep/" 2>/dev/null
-    export LD_LIBRARY_PATH=$PWD/lib XDG_CACHE_HOME=$work/cache OUT=${OUT:-$work/out} CUDA_CACHE_PATH=$keep/jit
+    export LD_LIBRARY_PATH=$PWD/lib XDG_CACHE_HOME=$work/cache OUT=${OUT:-$(mktemp -d)} CUDA_CACHE_PATH=$keep/jit
     mkdir -p "$OUT" logs
     local blas source
     blas=$(ldconfig -p 2>/dev/null | awk '/libcublasLt.so/ {print $NF; exit}')
-    [ -n "$blas" ] || blas=$(find / -name 'libcublasLt.so*' -not -path '/proc/*' 2>/dev/null | sort | tail -1)
+    [ -n "$blas" ] || blas=$(seek 'libcublasLt.so*')
     [ -z "$blas" ] || export LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$(dirname "$blas")
     source=$(cat source_dir)
     if [ ! -e "$source/.git" ]; then # not where it was built: this call's files take the place of another's
         mkdir -p "$source/tests" "$source/configs" "$source/../shared"
         ln -sfn "$PWD/golden" "$source/tests/golden" && ln -sfn "$PWD/models" "$source/configs/models"
+        links=("$source/tests/golden" "$source/configs/models")
     fi
     export INFERD_GOLDEN=$PWD/golden
-    sanitizer=$(command -v compute-sanitizer || find / -name compute-sanitizer -type f -not -path '/proc/*' 2>/dev/null | head -1)
 }
 
 have_gpu() { [ -n "${GPU_SESSION_DRY:-}${GPU_SESSION_DEVICE:-}" ] || nvidia-smi -L >/dev/null 2>&1; }
@@ -197,7 +215,8 @@ check() {
 }
 
 careful() {
-    local small="env INFERD_GPU_SMALL=1" test some
+    local small="env INFERD_GPU_SMALL=1" test some sanitizer
+    sanitizer=$(command -v compute-sanitizer || seek compute-sanitizer)
     also jit_device 250 bin80/test_cuda_device golden_models
     also jit_device_made_up 250 bin80/test_cuda_device made_up
     for test in attention row_ops sample; do also "jit_$test" 250 "bin80/test_$test"; done
@@ -326,15 +345,16 @@ lines_of() {
 }
 
 run() {
-    unpack
+    local name
+    [ -e "$here/pack.tar.xz" ] || { echo "stage first: $0 stage FOLDER, then FOLDER/1/gpu_session.sh run" >&2; exit 2; }
     [ $# -gt 0 ] || set -- $(cat "$here/parts")
+    for name in "$@"; do is_part "$name" || exit 2; done
+    unpack
     nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw --format=csv,noheader 2>/dev/null || echo "no GPU"
     nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active \
         --format=csv,noheader -lms 250 > logs/clocks 2>&1 &
     local clocks=$! part log
-    for part in "$@"; do
-        case $part in check | careful | ab | table | ncu | serve | forced) "$part" ;; *) echo "no part $part" ;; esac
-    done
+    for part in "$@"; do "$part"; done
     kill "$clocks" 2>/dev/null
     for log in logs/*.row; do cat "$log"; done > "$OUT/steps.txt"
     for log in $(ls -tr logs | grep -v '[.]row$\|[.]json$'); do echo "=== $log"; cat "logs/$log"; done | xz > "$OUT/logs.txt.xz"
@@ -347,14 +367,15 @@ run() {
     python3 py/gpu_table.py "$keep/results.jsonl" > "$OUT/table.md"
     tail -c 3000 "$OUT/lines.txt"
     cat "$OUT/steps.txt" "$OUT/table.md"
-    echo "$SECONDS s in all; logs: $work/pack/logs"
+    echo "$SECONDS s in all; logs: $OUT/logs.txt.xz"
+    ! grep -q ' FAILED\| LATE ' "$OUT/steps.txt"
 }
 
 main() {
     case ${1:-} in
-    stage) [ $# = 2 ] || [ $# = 3 ] || exit 2; stage "$2" "${3:-}" ;;
+    stage) [ $# = 2 ] || [ $# = 3 ] || { echo "stage FOLDER [MODEL.gguf]" >&2; exit 2; }; stage "$2" "${3:-}" ;;
     run) shift; run "$@" ;;
-    *) sed -n 2,23p "${BASH_SOURCE[0]}"; exit 2 ;;
+    *) sed -n '2,/^[^#]/{/^#/p}' "${BASH_SOURCE[0]}"; exit 2 ;;
     esac
 }
 main "$@"; exit # in one line: the file may change while it runs

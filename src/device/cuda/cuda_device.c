@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "device/cuda/cuda_driver.h"
 #include "fault.h"
 
 /* How often free memory is looked at: a call of some microseconds, but into the driver. */
@@ -400,12 +401,12 @@ static enum status compile(struct device *device, const struct plan *plan,
 static enum status start(struct cuda_device *d, struct error *err)
 {
     struct cudaDeviceProp prop;
+    struct error why;
     int count = 0;
-    cudaError_t e = cudaGetDeviceCount(&count);
+    enum status st = cuda_driver_count(&count, &why);
+    cudaError_t e;
 
-    if (e || !count)
-        return error_set(err, STATUS_UNSUPPORTED, "no CUDA device: %s",
-                         e ? cudaGetErrorString(e) : "none found");
+    if (st) return error_set(err, st, "%s; --device cpu or auto needs no GPU", why.message);
     if (d->options.ordinal < 0 || d->options.ordinal >= count)
         return error_set(err, STATUS_UNSUPPORTED, "CUDA device %d of %d; 0 to %d are right",
                          d->options.ordinal, count, count - 1);
