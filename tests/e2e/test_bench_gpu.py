@@ -135,6 +135,7 @@ int cuGetProcAddress_v2(const char *name, void **out, int version, unsigned long
 """
 
 
+@no_gpu
 @pytest.mark.parametrize("driver", ["none", "old"])
 def test_who_asks_for_a_gpu_is_told_what_the_driver_lacks(tmp_path, driver):
     """The same sentence of every command; the versions of a driver that is too old come from a library in the driver's place."""
