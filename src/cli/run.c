@@ -91,7 +91,7 @@ static void show(struct buf *text, struct buf *answer)
 {
     if (isatty(STDOUT_FILENO))
         shown_put(buf_slice(text), true, stdout); /* a model may say anything */
-    else
+    else if (text->len)                           /* nothing yet of a character in parts */
         fwrite(text->ptr, 1, text->len, stdout);
     fflush(stdout);
     buf_append_slice(answer, buf_slice(text));
