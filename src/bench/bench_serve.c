@@ -213,6 +213,12 @@ static void free_results(struct load_result *results, uint32_t count)
     free(results);
 }
 
+/* As it was asked: the next ones would be too, a warm-up only some thousand times a second. */
+static bool is_refused(const struct load_result *r)
+{
+    return r->http_status >= 400 && r->http_status < 500 && r->http_status != 429;
+}
+
 /* The first request of all, alone; then --warmup seconds of load like the measured one, of other prompts. */
 static enum status warm_up(struct serve *s, struct error *err)
 {
@@ -232,7 +238,7 @@ static enum status warm_up(struct serve *s, struct error *err)
         s->cold.text = NULL;
     }
     free_results(results, count);
-    if (st || !s->warmup_s) return st;
+    if (st || !s->warmup_s || is_refused(&s->cold)) return st;
     o.seed++;
     o.speed = INFINITY;
     o.count = o.dataset == LOAD_TRACE ? 0 : WARMUP_REQUESTS_MAX / o.turns * o.turns;

@@ -101,6 +101,17 @@ def test_refusals_and_no_server_are_told(start):
         assert run.returncode == 2 and run.stderr.startswith("inferd: bench serve: "), (wrong, run.stderr)
 
 
+def test_who_is_refused_as_it_was_asked_has_no_warm_up(paced):
+    """Token ids that the model does not have: the first request is refused, the measured ones too, and nothing is sent in between."""
+    def refused():
+        return sum(v for k, v in paced.metrics().items() if k.startswith("inferd_http_requests_total") and 'status="400"' in k)
+    before = refused()
+    run = subprocess.run([str(binary()), "bench", "serve", "--url", paced.url, "--num-prompts", "5", "--warmup", "3000", "--token-low", "1000000",
+                          "--token-high", "1000001"], capture_output=True, text=True, timeout=300)
+    assert "failed" in run.stdout + run.stderr, run
+    assert refused() - before == 6, run
+
+
 def test_an_address_may_be_what_clients_call_the_base_url(paced):
     for end in ("", "/", "/v1", "/v1/"):
         run = subprocess.run([str(binary()), "bench", "serve", "--url", paced.url + end, "--num-prompts", "2", "--input-len", "4", "--output-len", "2",
