@@ -38,7 +38,7 @@ def staged(tmp_path, program):
 def session(tmp_path, script, *args, **settings):
     (tmp_path / "t").mkdir(exist_ok=True)
     env = {**os.environ, "TMPDIR": str(tmp_path / "t"), "OUT": str(tmp_path / "out"), "GPU_SESSION_KEEP": str(tmp_path / "keep"), **settings}
-    done = subprocess.run(["bash", str(script), *args], capture_output=True, text=True, timeout=120, env=env, cwd=tmp_path)
+    done = subprocess.run(["bash", str(script), *args], capture_output=True, text=True, timeout=600, env=env, cwd=tmp_path)
     assert not list((tmp_path / "t").iterdir()), "temporary files are left"
     return done
 
