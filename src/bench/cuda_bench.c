@@ -160,8 +160,8 @@ static void print_limits(const struct cuda_limits *l)
         printf(", \"bf16_product_tflop_s\": %.0f", l->product_tflop_s);
         fprintf(stderr, ", bf16 products %.0f TFLOP/s", l->product_tflop_s);
     }
+    fprintf(stderr, "\n"); /* first: the record goes out with its end, and not into this line */
     printf("}\n");
-    fprintf(stderr, "\n");
 }
 
 enum status bench_limits(struct kernel_context *ctx, bool products, struct cuda_limits *out,
