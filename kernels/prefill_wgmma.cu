@@ -13,9 +13,9 @@
  * Exact    Token tiles begin at absolute multiples, a masked token's weight is exactly 0 and a scale by 1 changes nothing:
  *          a row's bits do not depend on the chunk or batch that it came in.
  * Floor    4*heads*D*(pairs of row and token) flop at the product rate.
- * Measured H200, November 2026, 32/8 heads, D 128, by `bench kernels`, share of the run's product rate (698 TFLOP/s): 2,048 rows
- *          91 us (379 TFLOP/s, 0.54); behind 6,144 more 446 us (539, 0.77); 8,192 rows 959 us (573, 0.82); 16,384 rows 590
- *          TFLOP/s, 0.84. D 256, 16/8 heads, 2,048 behind 2,048: 539 TFLOP/s.
+ * Measured H200, November 2026, 32/8 heads, D 128, by `bench kernels`, share of the run's product rate (673 TFLOP/s): 2,048 rows
+ *          90 us (383 TFLOP/s, 0.57); behind 6,144 more 441 us (545, 0.81); 8,192 rows 975 us (564, 0.84); 16,384 rows 585
+ *          TFLOP/s, 0.87. D 256, 16/8 heads, 2,048 behind 2,048: 537 TFLOP/s.
  * Source   FlashAttention-3, arXiv 2407.08608. */
 #include "attention.h"
 #include "common/head_dims.cuh"

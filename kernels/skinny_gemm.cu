@@ -13,8 +13,8 @@
  *          fetched before pdl_wait().
  * Launch   persistent, min(SMs, N / 16) blocks of 17 warps, one per SM.
  * Floor    N*K*2 bytes.
- * Measured H200, November 2026, cold, chained in a graph, M = 1, share of the same run's read rate (4,637 GB/s): 6144x4096
- *          14.5 us 0.75; 4096x4096 9.9 us 0.73; 28672x4096 53.5 us 0.95; 4096x14336 28.4 us 0.89; 128256x4096 228 us
+ * Measured H200, November 2026, cold, chained in a graph, M = 1, share of the same run's read rate (4,530 GB/s): 6144x4096
+ *          14.2 us 0.78; 4096x4096 9.7 us 0.76; 28672x4096 54.4 us 0.95; 4096x14336 28.2 us 0.92; 128256x4096 232 us
  *          1.00; by `bench kernels`. */
 #include "common/activation.cuh"
 #include "common/launch.cuh"
