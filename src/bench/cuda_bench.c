@@ -222,8 +222,8 @@ int bench_cuda_main(int argc, char **argv)
     int done = cuda_bench_options(argc, argv, &o);
 
     if (done >= 0) return done;
-    setvbuf(stdout, NULL, _IOLBF,
-            0); /* a record stays whole in a file that stderr goes to as well */
+    /* a record stays whole in a file that stderr goes to as well */
+    setvbuf(stdout, NULL, _IOLBF, 0);
     int count;
     if (cuda_driver_count(&count, &err)) return no_gpu(o.name, err.message);
     cudaError_t e = kernel_context_init(&ctx);

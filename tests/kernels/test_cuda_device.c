@@ -411,6 +411,16 @@ static void check_same_run(const struct harness *h, const struct sequence_run *w
     fail_msg("one launch %s has other bytes than a launch for each part", how);
 }
 
+/* The model that has one launch for all layers; skips where there is no GPU that runs it. */
+static void open_with_chain(struct harness *h, const struct harness_options *options)
+{
+    if (!have_gpu()) skip();
+    harness_open(h, INFERD_SOURCE_DIR "/configs/models/SmolLM2-135M", options);
+    if (cuda_use_chain(h->device, true)) return;
+    harness_close(h);
+    skip();
+}
+
 /* Token by token: launches, one launch, and that without graphs. Each run finds its pages empty. */
 TEST(all_layers_in_one_launch_give_the_bytes_of_a_launch_for_each_part)
 {
@@ -423,12 +433,7 @@ TEST(all_layers_in_one_launch_give_the_bytes_of_a_launch_for_each_part)
     struct sequence_run runs[3];
     struct harness h;
 
-    if (!have_gpu()) skip();
-    harness_open(&h, INFERD_SOURCE_DIR "/configs/models/SmolLM2-135M", &options);
-    if (!cuda_use_chain(h.device, true)) {
-        harness_close(&h);
-        skip();
-    }
+    open_with_chain(&h, &options);
     for (uint32_t t = 0; t < TOKENS; t++)
         tokens[t] = (int32_t)(t * t * 7 % h.plan->vocab_tokens);
     for (int i = 0; i < 3; i++) {
@@ -484,12 +489,7 @@ TEST(one_launch_and_launches_take_turns_over_the_same_pages)
     uint32_t steps = test_long() ? TURNS_LONG : TURNS, bad = 0;
     struct harness h;
 
-    if (!have_gpu()) skip();
-    harness_open(&h, INFERD_SOURCE_DIR "/configs/models/SmolLM2-135M", &options);
-    if (!cuda_use_chain(h.device, true)) {
-        harness_close(&h);
-        skip();
-    }
+    open_with_chain(&h, &options);
     for (int chain = 0; chain < 2; chain++) {
         cuda_use_chain(h.device, chain);
         poison_pages(&h);

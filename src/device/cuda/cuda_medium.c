@@ -167,9 +167,9 @@ static bool all_skinny(const struct cuda_device *d, uint32_t rows)
     return true;
 }
 
-/* A step's products up to its last attention are all of one kind, so that each can prepare the next; so are those behind it, for the rows
- * that want logits. Those of this kind give a row the same bits up to 64
- * rows: where that is asked for, they run all. Without them, each product is skinny that can be. */
+/* A step's products up to its last attention are all of one kind, so that each can prepare the next; so are those behind it, for the
+ * rows that want logits. Those of this kind give a row the same bits up to 64 rows: where that is asked for, they run all. Without
+ * them, each product is skinny that can be. */
 static uint32_t choose_skinny_rows(const struct cuda_device *d)
 {
     uint32_t rows = CUDA_SKINNY_ROWS;
