@@ -225,8 +225,8 @@ template <typename T, class S> struct attention : block<T, S> {
         uint32_t A[2][2];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float p0 = exp2_fast(c[i][0] * to_log2 - a.m),
-                        p1 = exp2_fast(c[i][1] * to_log2 - a.m);
+            const float p0 = exp2_fast(fmaf(c[i][0], to_log2, -a.m)),
+                        p1 = exp2_fast(fmaf(c[i][1], to_log2, -a.m));
             a.l += p0 + p1;
             A[i >> 1][i & 1] = pack2<T>(p0, p1);
         }

@@ -187,8 +187,8 @@ template <typename T, int D> struct sums {
         }
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-            const float p0 = exp2_fast(s[t][0] * to_log2 - m),
-                        p1 = exp2_fast(s[t][1] * to_log2 - m);
+            const float p0 = exp2_fast(fmaf(s[t][0], to_log2, -m)),
+                        p1 = exp2_fast(fmaf(s[t][1], to_log2, -m));
             l += p0 + p1;
             weights[t >> 1][t & 1] = pack2<T>(p0, p1);
         }
